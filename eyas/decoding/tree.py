@@ -1,0 +1,137 @@
+"""Draft trees: EAGLE-2's dynamic tree (arXiv 2406.16858, section 4), grown for a whole batch at once.
+
+Node 0 is the root, the last committed token; nodes 1..N are drafts in an order in which parents precede children. A chain is
+the tree of top_k 1; no draft at all is the tree of N = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eyas.errors import EyasError
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """How much is drafted per round: `depth` levels, the `top_k` best nodes expanded by `top_k` at each, and of all these
+    the `total` best nodes verified (the root not counted).
+
+    The authors' default (their depth 7, top-k 10, 60 tokens with the root) is TreeShape(8, 10, 59) here.
+    """
+
+    depth: int = 4
+    top_k: int = 4
+    total: int = 8
+
+    def __post_init__(self) -> None:
+        if self.depth < 0 or self.top_k < 1 or self.total < 0:
+            raise EyasError(f"a draft tree needs depth >= 0, top_k >= 1 and total >= 0, not {self}")
+        offered = self.top_k + max(self.depth - 1, 0) * self.top_k**2 if self.depth else 0
+        object.__setattr__(self, "total", min(self.total, offered))
+
+    @classmethod
+    def chain(cls, length: int) -> TreeShape:
+        """`length` drafts in a row."""
+        return cls(length, 1, length)
+
+    @classmethod
+    def parse(cls, text: str) -> TreeShape:
+        """Read "chain:3" or "depth x top_k x total", e.g. "5x8x24". Raises EyasError for anything else."""
+        try:
+            if text.startswith("chain:"):
+                return cls.chain(int(text.removeprefix("chain:")))
+            depth, top_k, total = (int(part) for part in text.split("x"))
+        except ValueError:
+            raise EyasError(f"draft tree '{text}' is neither 'chain:K' nor 'DEPTHxTOPKxTOTAL', e.g. 5x8x24") from None
+        return cls(depth, top_k, total)
+
+    def __str__(self) -> str:
+        return f"chain:{self.depth}" if self.top_k == 1 else f"{self.depth}x{self.top_k}x{self.total}"
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """`tokens` int64 [B, N] in the target's vocabulary, `parents` int64 [B, N] as node numbers (0 is the root),
+    `depths` int64 [B, N] counted from 1, `scores` float32 [B, N]: cumulative log-scores."""
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    scores: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, device: torch.device | str = "cpu") -> DraftTree:
+        """No drafts: the round that follows is plain decoding."""
+        none = torch.zeros(rows, 0, dtype=torch.long, device=device)
+        return cls(none, none, none, none.float())
+
+
+# (tokens int64 [B, k] in the target's vocabulary, their parents' places int64 [B, k] in the level before) -> logits [B, k, D]
+Expand = Callable[[Tensor, Tensor], Tensor]
+# (logits [B, n, D], depth) -> log-scores [B, n, D], none above 0
+Rank = Callable[[Tensor, int], Tensor]
+
+
+def grow(root_logits: Tensor, expand: Expand, rank: Rank, target_ids: Tensor, shape: TreeShape) -> DraftTree:
+    """Grow a dynamic tree from the head's `root_logits` [B, D] at the last committed token.
+
+    A node's score is the sum of log-scores on its path, so a child never outranks its parent; ties are broken towards the
+    root, so no child is kept without its parent. `target_ids` int64 [D] maps draft ids to the target's.
+    """
+    rows, k = root_logits.shape[0], shape.top_k
+    if shape.total == 0:
+        return DraftTree.empty(rows, root_logits.device)
+    score, ids = rank(root_logits[:, None], 1)[:, 0].topk(k)  # [B, k]
+    tokens, scores = [target_ids[ids]], [score]
+    parents, depths = [torch.zeros_like(ids)], [torch.ones_like(ids)]
+    frontier_token, frontier_score = tokens[0], score  # [B, k]
+    frontier_node = torch.arange(1, k + 1, device=ids.device).expand(rows, k)  # [B, k] candidate numbers
+    frontier_parent = torch.zeros_like(ids)  # [B, k] places in the level before
+    offset = k + 1
+    for depth in range(2, shape.depth + 1):
+        logits = expand(frontier_token, frontier_parent)  # [B, k, D]
+        score, ids = rank(logits, depth).topk(k)  # [B, k, k]
+        score = (frontier_score[..., None] + score).flatten(1)  # [B, k*k]
+        token = target_ids[ids.flatten(1)]  # [B, k*k]
+        tokens.append(token)
+        scores.append(score)
+        parents.append(frontier_node.repeat_interleave(k, dim=1))
+        depths.append(torch.full_like(token, depth))
+        if depth < shape.depth:
+            frontier_score, best = score.topk(k)  # [B, k]
+            frontier_token, frontier_parent = token.gather(1, best), best // k
+            frontier_node = offset + best
+            offset += k * k
+    return _best(torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(depths, 1), torch.cat(scores, 1), shape.total)
+
+
+def _best(tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, total: int) -> DraftTree:
+    """Keep the `total` best of all candidates [B, M], renumbered 1..total in candidate order (levels ascend)."""
+    order = scores.sort(dim=1, descending=True, stable=True).indices  # ties: the shallower candidate comes first
+    kept = order[:, :total].sort(1).values  # [B, N]
+    numbers = torch.arange(1, total + 1, device=kept.device).expand_as(kept)  # [B, N]
+    renumber = scores.new_zeros(scores.shape[0], scores.shape[1] + 1, dtype=torch.long)  # [B, M+1], root stays 0
+    renumber.scatter_(1, kept + 1, numbers)
+    return DraftTree(
+        tokens.gather(1, kept),
+        renumber.gather(1, parents.gather(1, kept)),
+        depths.gather(1, kept),
+        scores.gather(1, kept),
+    )
+
+
+def ancestry(parents: Tensor) -> Tensor:
+    """bool [B, N+1, N+1]: entry (i, j) is True when node j lies on the path from the root to node i, i included."""
+    rows, nodes = parents.shape[0], parents.shape[1] + 1
+    reach = torch.eye(nodes, device=parents.device).repeat(rows, 1, 1)  # [B, N+1, N+1]
+    if nodes > 1:
+        reach[:, 1:].scatter_(2, parents[..., None], 1.0)  # each node sees itself and its parent
+    seen = 1
+    while seen < nodes:  # paths of doubling length; nodes - 1 bounds the depth
+        reach = (reach @ reach).clamp_(max=1.0)
+        seen *= 2
+    return reach > 0

@@ -1,0 +1,307 @@
+"""The frozen target LLM: loading, taps, logits. The only module that touches transformers' model internals.
+
+A target is any causal LM that transformers knows, unforked. A draft tree is verified with a 4-D attention mask, explicit
+positions and a cache view of our own (`CacheView`); the taps are caught by hooks at the entrance of three decoder layers
+and equal Hugging Face's `hidden_states[i]` (raw, un-normed).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from eyas.errors import EyasError
+from eyas.kernels.attention import attend
+from eyas.kernels.packed import pack_linears
+from eyas.locate import locate
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS = ("stock", "fp32", "fp16", "int8")
+
+
+class CacheView(Protocol):
+    """Where a forward writes its keys and values, and what it may read back.
+
+    `append` stores this forward's keys [B, heads, Q, key_dim] and values [B, heads, Q, value_dim] of one layer and returns
+    all the keys [B, heads, K, key_dim] and values that the layer's queries attend over, in the order of the mask's last axis.
+    """
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer keeps per token: `heads` keys of width `key_dim` and values of width `value_dim`."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """`hidden` [B, Q, H]: final, normed state. `taps` [B, Q, 3H]: low, middle and high tap, raw."""
+
+    hidden: Tensor
+    taps: Tensor
+
+
+class _ViewAsCache:
+    """Dresses a `CacheView` as the cache object that transformers' attention layers expect."""
+
+    is_compileable = False
+
+    def __init__(self, view: CacheView) -> None:
+        self.view = view
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return self.view.append(layer_idx, keys, values)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # only asked for when positions or mask are absent: never here
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+class _NoCache:
+    """The view of a forward over whole texts: nothing is kept, every layer attends to its own keys."""
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return keys, values
+
+
+class _ShapeProbe(_NoCache):
+    """Records what each layer would keep, so that any family's cache can be laid out without knowing the family."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.layers[layer] = LayerShape(keys.shape[1], keys.shape[-1], values.shape[-1])
+        return keys, values
+
+
+def _eyas_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, **extra: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """transformers' attention interface over `kernels.attend`: query [B, Hq, Q, D] -> [B, Q, Hq, Dv]."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if extra.get(name) is not None:
+            raise EyasError(f"attention with '{name}' is not supported by eyas yet, so this target cannot be used")
+    assert attention_mask is not None  # Target.forward always gives one
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    return attend(query, key, value, attention_mask, scale), None
+
+
+AttentionInterface.register("eyas", _eyas_attention)
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """Low, middle and high tap: the states entering layers 2, L//2 and L-3 (EAGLE-3, reference code).
+
+    Raises EyasError for targets with fewer than 7 layers, whose default taps would coincide.
+    """
+    taps = (2, num_layers // 2, num_layers - 3)
+    if len(set(taps)) != 3 or min(taps) < 0:
+        raise EyasError(
+            f"a target of {num_layers} layers has no three distinct default taps (would be {list(taps)}); "
+            "give them by hand, e.g. taps=(0, 1, 2)"
+        )
+    return taps
+
+
+class Target:
+    """A frozen causal LM with its tokenizer. Make one with `Target.load` or from a model at hand with `Target(...)`.
+
+    Attributes: `name` (what the user wrote), `fingerprint` (16 hex digits naming the weights, the same in every dtype),
+    `tokenizer`, `hidden_size` H, `vocab_size` V, `num_layers`, `max_length` (context limit, tokens), `tap_ids`, `eos_ids`,
+    `layer_shapes` (what each layer caches), `weights` (how the products are packed).
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, name: str,
+        taps: tuple[int, ...] | None = None, weights: str = "stock",
+    ) -> None:  # fmt: skip
+        config = model.config.get_text_config()
+        if getattr(model, "_is_stateful", False) or "linear_attention" in (getattr(config, "layer_types", None) or []):
+            raise EyasError(
+                f"target '{name}' is of the family '{config.model_type}', which keeps a recurrent state that a rejected "
+                "draft cannot be taken out of again; eyas supports attention-only targets"
+            )
+        self.model = model.eval().requires_grad_(False)
+        self.name, self.tokenizer, self.config = name, tokenizer, config
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.num_layers: int = config.num_hidden_layers
+        self.max_length: int = config.max_position_embeddings
+        self.tap_ids = _checked_taps(taps, self.num_layers)
+        self.eos_ids = _eos_ids(model, tokenizer)
+        self.fingerprint = _fingerprint(model)
+        embedding = model.get_input_embeddings().weight
+        self.device, self.dtype = embedding.device, embedding.dtype
+        self._base: nn.Module = model.get_decoder()
+        self._head: nn.Module = model.get_output_embeddings()
+        self._caught: dict[int, Tensor] = {}
+        for tap in set(self.tap_ids):
+            self._base.layers[tap].register_forward_pre_hook(self._catcher(tap), with_kwargs=True)
+        model.set_attn_implementation("eyas")
+        self._window: int | None = getattr(config, "sliding_window", None)
+        kinds = set(getattr(config, "layer_types", None) or [])
+        self._mask_by_kind = "sliding_attention" in kinds
+        if kinds and not self._mask_by_kind:
+            self._window = None  # a window the configuration names but no layer uses
+        self.layer_shapes = self._probe()
+        self.weights = weights
+        if weights != "stock":
+            pack_linears(model, weights)
+
+    @classmethod
+    def load(
+        cls, spec: str | Path, *, dtype: str = "float32", device: str = "cpu", weights: str = "stock",
+        taps: tuple[int, ...] | None = None,
+    ) -> Target:  # fmt: skip
+        """Load the target `spec`: "smollm2" (embedded), a GGUF file, a Hugging Face directory or a hub id.
+
+        `weights` packs the linear products: "stock" (torch's own), "fp32", "fp16" or "int8" (see `eyas.kernels.packed`).
+        Raises EyasError in one line when the model is missing, broken or of a family that cannot be supported.
+        """
+        if dtype not in DTYPES:
+            raise EyasError(f"unknown dtype '{dtype}'; choose one of {', '.join(DTYPES)}")
+        if weights not in WEIGHTS:
+            raise EyasError(f"unknown weight packing '{weights}'; choose one of {', '.join(WEIGHTS)}")
+        path = locate(str(spec))
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise EyasError(f"cannot load the target '{spec}': {reason}") from error
+        return cls(model.to(device), tokenizer, name=str(spec), taps=taps, weights=weights)
+
+    # -- forwards ---------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(
+        self, ids: Tensor, positions: Tensor, view: CacheView, mask: Tensor, key_positions: Tensor | None = None
+    ) -> TargetOutput:
+        """One forward over `ids` int64 [B, Q] at `positions` int64 [B, Q].
+
+        `mask` bool [B, 1, Q, K] is True where a query may look; K is the number of keys that `view.append` returns.
+        `key_positions` int64 [B, K] gives the keys' positions and is needed by sliding windows only.
+        """
+        masks: Any = mask
+        if self._window is not None:
+            if key_positions is None:
+                key_positions = positions
+            near = positions[:, None, :, None] - key_positions[:, None, None, :] < self._window  # [B, 1, Q, K]
+            masks = {"full_attention": mask, "sliding_attention": mask & near} if self._mask_by_kind else mask & near
+        cache = _ViewAsCache(view)
+        out = self._base(input_ids=ids, position_ids=positions, attention_mask=masks, cache=cache, use_cache=True)
+        taps = torch.cat([self._caught[i] for i in self.tap_ids], dim=-1)  # [B, Q, 3H]
+        self._caught.clear()
+        return TargetOutput(out.last_hidden_state, taps)
+
+    @torch.inference_mode()
+    def read(self, ids: Tensor) -> TargetOutput:
+        """The forward over whole texts of equal length, `ids` int64 [B, S], without a cache."""
+        length = ids.shape[1]
+        positions = torch.arange(length, device=ids.device).expand_as(ids)  # [B, S]
+        causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()[None, None]  # [1, 1, S, S]
+        return self.forward(ids, positions, _NoCache(), causal)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's own vocabulary projection: final normed states [..., H] -> float32 logits [..., V]."""
+        return self._head(hidden).float()
+
+    # -- what heads take from their target --------------------------------------------------------------------------
+
+    @property
+    def embedding(self) -> Tensor:
+        """The input embedding [V, H]."""
+        return self.model.get_input_embeddings().weight
+
+    @property
+    def lm_head_weight(self) -> Tensor:
+        """The rows of the vocabulary projection [V, H] (the embedding itself where the target ties them)."""
+        return self._head.weight
+
+    @property
+    def final_norm_weight(self) -> Tensor | None:
+        """The scale [H] of the norm before the vocabulary projection, where the family has such a thing."""
+        return getattr(self._base.norm, "weight", None)
+
+    def layer_weights(self, layer: int) -> dict[str, Tensor]:
+        """The parameters of one decoder layer by their names inside the layer, e.g. `self_attn.q_proj.weight`."""
+        return dict(self._base.layers[layer].named_parameters())
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _catcher(self, tap: int) -> Any:
+        def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._caught[tap] = args[0] if args else kwargs["hidden_states"]
+
+        return catch
+
+    def _probe(self) -> list[LayerShape]:
+        """Run one token to learn what every layer caches, and that hidden states and logits are what we take them for."""
+        probe = _ShapeProbe()
+        ids = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        one = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        out = self.forward(ids, ids, probe, one)
+        if sorted(probe.layers) != list(range(self.num_layers)):
+            raise EyasError(
+                f"target '{self.name}' ({self.config.model_type}) caches only layers {sorted(probe.layers)} of "
+                f"{self.num_layers}; eyas supports targets whose every layer is attention with its own cache"
+            )
+        with torch.inference_mode():
+            whole = self.model(input_ids=ids, position_ids=ids, attention_mask=one, use_cache=False).logits.float()
+        self._caught.clear()
+        if not torch.allclose(self.logits(out.hidden), whole, atol=1e-3, rtol=1e-3):
+            raise EyasError(
+                f"target '{self.name}' ({self.config.model_type}) changes its logits after the vocabulary projection "
+                "(soft-capping or scaling), which eyas does not support yet"
+            )
+        return [probe.layers[i] for i in range(self.num_layers)]
+
+
+def _checked_taps(taps: tuple[int, ...] | None, num_layers: int) -> tuple[int, int, int]:
+    if taps is None:
+        return default_taps(num_layers)
+    if len(taps) != 3 or len(set(taps)) != 3 or not all(0 <= t < num_layers for t in taps):
+        raise EyasError(f"taps must be three distinct layer numbers in 0..{num_layers - 1}, not {list(taps)}")
+    return taps[0], taps[1], taps[2]
+
+
+def _eos_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every id that ends a text: the generation config's, the model config's and the tokenizer's."""
+    ids: set[int] = set()
+    for given in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+        if given is not None:
+            ids.update(given if isinstance(given, list) else [given])
+    return frozenset(ids)
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """16 hex digits over the architecture and a sample of every parameter, rounded to bfloat16 so that dtype plays no part."""
+    config = model.config.get_text_config()
+    facts = [config.model_type, config.hidden_size, config.num_hidden_layers, config.vocab_size]
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.bfloat16)
+        digest.update(name.encode())
+        digest.update(sample.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]

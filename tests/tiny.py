@@ -1,0 +1,58 @@
+"""Small random targets: a few layers, a small vocabulary and a ChatML-like template, made in milliseconds."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from eyas.target import Target
+
+VOCAB = 160
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+FAMILIES = {
+    "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "qwen2": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "tie_word_embeddings": True},
+    "qwen3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "head_dim": 32},
+}
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-ish characters as tokens: three specials, then 157 byte-level symbols."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    keep = [c for c in alphabet if c.isascii()] + [c for c in alphabet if not c.isascii()]
+    tokens = ["<pad>", "<s>", "</s>", *keep[: VOCAB - 3]]
+    for needed in ("Ġ", "Ċ"):
+        if needed not in tokens:
+            tokens[-1 if needed == "Ġ" else -2] = needed
+    backend = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@cache
+def tiny_target(family: str = "llama", seed: int = 0) -> Target:
+    """A random 8-layer target of `family`: hidden 64, vocabulary 160. Its logits are spread so that text varies."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(family, **{**SHAPE, **FAMILIES[family]})
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0, 0.12)
+            else:
+                parameter.uniform_(0.7, 1.3)
+    model.generation_config.eos_token_id = 2
+    return Target(model, tiny_tokenizer(), name=f"tiny-{family}")
