@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,3 +84,32 @@ def progress(label: str, total: float, unit: str = "") -> Iterator[Meter]:
             meter._bar.stop()
         took = clock(time.monotonic() - meter.start)
         console.print(f"{label}: {meter.done:,.0f}/{meter.total:,.0f} {unit} in {took}")
+
+
+class Interrupt:
+    """Turns the first Ctrl-C (or SIGTERM) into a flag that a long job looks at between two steps; the second one stops it.
+
+    A context manager; `asked` says whether to finish cleanly. Outside the main thread it changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._first)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _first(self, *_: object) -> None:
+        self.asked = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._before = {}

@@ -1,0 +1,162 @@
+"""From the rows of a race to its figures: rounds, tau, speeds, and their intervals over prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from eyas.bench.figures import PLAIN, Depths, Figures, Interval, Row, Run
+
+RESAMPLES = 2000
+POSITIONS = (0, 32, 64, 128, 256, 512, 1024)  # where the buckets of output positions begin
+
+
+def rounds_of(accepted: Sequence[bool]) -> list[int]:
+    """Tokens emitted by each round, from the per-token record of one answer.
+
+    The first token is prefill's. A round ends with the token that the target wrote itself; the last one may have been
+    cut before it, by EOS or the token limit.
+    """
+    rounds, length = [], 0
+    for drafted in accepted[1:]:
+        length += 1
+        if not drafted:
+            rounds.append(length)
+            length = 0
+    return rounds + [length] * (length > 0)
+
+
+def bucket_of(position: int) -> str:
+    """The name of the bucket that output `position` (prefill's token is 0) lies in, like `32-63`."""
+    start = max(p for p in POSITIONS if p <= position)
+    later = [p for p in POSITIONS if p > start]
+    return f"{start}-{later[0] - 1}" if later else f"{start}+"
+
+
+def tau_of(runs: Iterable[Run]) -> float:
+    """Tokens emitted by rounds / rounds; 1 when there was none."""
+    rounds = [length for run in runs for length in run.rounds]
+    return sum(rounds) / len(rounds) if rounds else 1.0
+
+
+def tau_by_position(runs: Iterable[Run]) -> dict[str, float]:
+    """tau of the rounds that began in each bucket of output positions."""
+    found: dict[str, list[int]] = {}
+    for run in runs:
+        position = 1
+        for length in run.rounds:
+            found.setdefault(bucket_of(position), []).append(length)
+            position += length
+    ordered = sorted(found, key=lambda name: int(name.rstrip("+").split("-")[0]))
+    return {name: sum(found[name]) / len(found[name]) for name in ordered}
+
+
+def bootstrap(columns: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> Interval:
+    """`figure` of the column sums, with its 95 % percentile interval over resampled rows.
+
+    columns [N, C]: one row per prompt; figure maps sums [..., C] to values [...].
+    """
+    value = float(figure(columns.sum(0)))
+    picks = np.random.default_rng(0).integers(0, len(columns), (RESAMPLES, len(columns)))
+    values = figure(columns[picks].sum(1))  # [RESAMPLES]
+    low, high = np.nanpercentile(values, [2.5, 97.5])
+    return Interval(value=value, low=float(low), high=float(high))
+
+
+def quotient(sums: np.ndarray) -> np.ndarray:
+    """First column / second: tokens/s of (tokens, seconds), tau of (emitted, rounds). sums [..., >= 2]."""
+    return _divide(sums[..., 0], sums[..., 1])
+
+
+def speed_ratio(sums: np.ndarray) -> np.ndarray:
+    """Speed of the first over speed of the second, from sums [..., 4] of (tokens, seconds, tokens, seconds)."""
+    return _divide(sums[..., 0] * sums[..., 3], sums[..., 1] * sums[..., 2])
+
+
+def _divide(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return np.divide(above, below, out=np.zeros_like(above, dtype=float), where=below > 0)
+
+
+def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows grouped by prompt: the turns of one conversation are resampled together."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.suite, row.id), []).append(row)
+    return list(groups.values())
+
+
+def speed_columns(groups: Sequence[Sequence[Row]], names: Sequence[str]) -> np.ndarray:
+    """[N, 2 x len(names)]: tokens and decode seconds of each name, one row per prompt."""
+    return np.array(
+        [
+            [sum(value) for name in names for value in zip(*_speed_of(group, name), strict=True)]
+            for group in groups
+        ],
+        dtype=float,
+    )  # fmt: skip
+
+
+def _speed_of(group: Sequence[Row], name: str) -> list[tuple[float, float]]:
+    return [(row.runs[name].tokens, row.runs[name].decode_s) for row in group]
+
+
+def tau_columns(groups: Sequence[Sequence[Row]], name: str) -> np.ndarray:
+    """[N, 2]: tokens emitted by rounds, and rounds, one row per prompt."""
+    rounds = [[length for row in group for length in row.runs[name].rounds] for group in groups]
+    return np.array([[sum(r), len(r)] for r in rounds], dtype=float)
+
+
+def figures_of(rows: Sequence[Row], name: str, depths: Depths, *, head: str, tree: str, peak_mib: float) -> Figures:
+    """`name`'s figures over all rows."""
+    groups = by_prompt(rows)
+    runs = [row.runs[name] for row in rows]
+    base = [row.runs[PLAIN] for row in rows]
+    decode_s, prefill_s = sum(r.decode_s for r in runs), sum(r.prefill_s for r in runs)
+    draft, verify = (sum(t) / decode_s if decode_s else 0.0 for t in zip(*((r.draft_s, r.verify_s) for r in runs)))
+    against = speed_columns(groups, [name, PLAIN])  # [N, 4]
+    whole = [sum(r.tokens for r in side) / sum(r.decode_s + r.prefill_s for r in side) for side in (runs, base)]
+    return Figures(
+        head=head,
+        tree=tree,
+        answers=len(runs),
+        tokens=sum(r.tokens for r in runs),
+        decode_s=decode_s,
+        prefill_s=prefill_s,
+        tokens_per_s=bootstrap(against, quotient),
+        speedup=bootstrap(against, speed_ratio),
+        speedup_with_prefill=whole[0] / whole[1] if whole[1] else 1.0,
+        tau=bootstrap(tau_columns(groups, name), quotient),
+        n_alpha=depths.n_alpha,
+        joint=depths.joint,
+        target_forwards=sum(r.target_forwards for r in runs),
+        rounds=sum(len(r.rounds) for r in runs),
+        drafted=sum(r.drafted for r in runs),
+        accepted=sum(r.accepted for r in runs),
+        share_draft=draft,
+        share_verify=verify,
+        share_other=max(0.0, 1 - draft - verify),
+        peak_mib=peak_mib,
+        differing=sum(not r.identical for r in runs),
+        tau_by_category=_split(rows, name, lambda row: row.category, _tau),
+        tau_by_turn=_split(rows, name, lambda row: str(row.turn), _tau),
+        tau_by_position=tau_by_position(runs),
+        speedup_by_category=_split(rows, name, lambda row: row.category, _speedup),
+    )
+
+
+def _tau(rows: list[Row], name: str) -> float:
+    return tau_of(row.runs[name] for row in rows)
+
+
+def _speedup(rows: list[Row], name: str) -> float:
+    return float(speed_ratio(speed_columns([rows], [name, PLAIN]).sum(0)))
+
+
+def _split(
+    rows: Sequence[Row], name: str, key: Callable[[Row], str], figure: Callable[[list[Row], str], float]
+) -> dict[str, float]:
+    parts: dict[str, list[Row]] = {}
+    for row in rows:
+        parts.setdefault(key(row), []).append(row)
+    return {part: figure(found, name) for part, found in parts.items()}

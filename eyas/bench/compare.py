@@ -1,0 +1,134 @@
+"""Two races side by side: what changed, and whether it is more than noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from eyas.bench.arithmetic import bootstrap, by_prompt, quotient, speed_columns, speed_ratio, tau_columns
+from eyas.bench.figures import PLAIN, Interval, RaceReport, Row
+from eyas.errors import EyasError
+
+RULE = (
+    "ratio: second / first on the prompts both have, with its 95 % bootstrap interval over prompts; a change is real when "
+    "the interval leaves out 1 and, for speeds, the ratio is further from 1 than plain decoding was from itself"
+)
+
+
+class Change(BaseModel):
+    """One figure of one drafter in both reports."""
+
+    drafter: str
+    figure: str
+    first: float
+    second: float
+    ratio: Interval
+    floor: float  # relative difference that is noise by itself
+    verdict: str  # "up", "down" or "same"
+
+
+class Comparison(BaseModel):
+    """What changed from the first report to the second."""
+
+    prompts: int  # in both
+    left_out: int  # in one only
+    conditions: list[tuple[str, str, str]]  # (name, first, second) where they differ
+    changes: list[Change]
+    answers_changed: dict[str, int]  # per drafter: answers whose tokens are not the same in both reports
+    answers: int
+
+
+def compare(first: Path | RaceReport, second: Path | RaceReport) -> Comparison:
+    """Compare two reports on the prompts they share.
+
+    Raises EyasError when a file is no report, or when they share no prompt.
+    """
+    a = first if isinstance(first, RaceReport) else RaceReport.read(first)
+    b = second if isinstance(second, RaceReport) else RaceReport.read(second)
+    keys_a, keys_b = {_key(r): r for r in a.rows}, {_key(r): r for r in b.rows}
+    shared = [key for key in keys_a if key in keys_b]
+    names = [name for name in a.drafters if name in b.drafters]
+    if not shared:
+        raise EyasError("the two reports share no prompt (same suite, id and turn), so there is nothing to compare")
+    rows_a, rows_b = [keys_a[k] for k in shared], [keys_b[k] for k in shared]
+    floor = max((r.noise.floor for r in (a, b) if r.noise is not None), default=0.0)
+    changes = [change for name in names for change in _changes(name, by_prompt(rows_a), by_prompt(rows_b), floor)]
+    return Comparison(
+        prompts=len({key[:2] for key in shared}),
+        left_out=len({key[:2] for key in keys_a.keys() ^ keys_b.keys()}),
+        conditions=_differences(a, b, names),
+        changes=changes,
+        answers_changed={
+            n: sum(x.runs[n].digest != y.runs[n].digest for x, y in zip(rows_a, rows_b, strict=True)) for n in names
+        },
+        answers=len(shared),
+    )
+
+
+def _key(row: Row) -> tuple[str, str, int]:
+    return row.suite, row.id, row.turn
+
+
+def _changes(name: str, a: list[list[Row]], b: list[list[Row]], floor: float) -> list[Change]:
+    speeds = [speed_columns(side, [name, PLAIN]) for side in (a, b)]  # 2 x [N, 4]
+    changes = [_change(name, "tokens/s", speeds, quotient, floor)]
+    if name != PLAIN:
+        changes.append(_change(name, "speed-up", speeds, speed_ratio, floor))
+        changes.append(_change(name, "tau", [tau_columns(side, name) for side in (a, b)], quotient, 0.0))
+    return changes
+
+
+def _change(
+    name: str, figure: str, sides: Sequence[np.ndarray], value: Callable[[np.ndarray], np.ndarray], floor: float
+) -> Change:
+    """Both values and their ratio; prompts are resampled for both sides together."""
+    width = sides[0].shape[1]
+
+    def ratio(sums: np.ndarray) -> np.ndarray:  # [..., 2 x width] -> [...]
+        before, after = value(sums[..., :width]), value(sums[..., width:])
+        return np.divide(after, before, out=np.ones_like(after), where=before > 0)
+
+    found = bootstrap(np.concatenate(sides, axis=1), ratio)
+    beyond = (found.low > 1 or found.high < 1) and abs(found.value - 1) > floor
+    verdict = "same" if not beyond else "up" if found.value > 1 else "down"
+    first, second = (float(value(side.sum(0))) for side in sides)
+    return Change(drafter=name, figure=figure, first=first, second=second, ratio=found, floor=floor, verdict=verdict)
+
+
+def _differences(a: RaceReport, b: RaceReport, names: list[str]) -> list[tuple[str, str, str]]:
+    """Conditions that are not the same in both; the date is left out."""
+    one, two = a.conditions.model_dump(exclude={"date"}), b.conditions.model_dump(exclude={"date"})
+    found = [(key, str(one[key]), str(two[key])) for key in one if one[key] != two[key]]
+    for name in names:
+        for key in ("head", "tree"):
+            x, y = getattr(a.drafters[name], key), getattr(b.drafters[name], key)
+            if x != y:
+                found.append((f"{name}'s {key}", x or "-", y or "-"))
+    return found
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """The comparison for a terminal: what differed in the conditions, then every figure with its verdict."""
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("drafter", "figure", "first", "second", "ratio", "verdict"):
+        shown.add_column(name, justify="left" if name in ("drafter", "figure", "verdict") else "right", no_wrap=True)
+    colours = {"up": "bold green", "down": "bold red", "same": "dim"}
+    for c in comparison.changes:
+        ratio = f"{c.ratio.value:.3f} [{c.ratio.low:.3f}, {c.ratio.high:.3f}]"
+        verdict = "within noise" if c.verdict == "same" else f"{c.verdict} {100 * (c.ratio.value - 1):+.1f} %"
+        cells = [c.drafter, c.figure, f"{c.first:.2f}", f"{c.second:.2f}", ratio]
+        shown.add_row(*map(Text, cells), Text(verdict, colours[c.verdict]))
+    lines = [Text(f"{name}: {x} -> {y}") for name, x, y in comparison.conditions]
+    if not lines:
+        lines = [Text("conditions: the same", "dim")]
+    for name, count in comparison.answers_changed.items():
+        if count:
+            lines.append(Text(f"{name}: {count} of {comparison.answers} answers have other tokens than before", "bold"))
+    shared = f"{comparison.prompts} prompts in both, {comparison.left_out} in one only and left out"
+    return Group(*lines, "", shown, "", Text(f"{shared}. {RULE}.", "dim"))

@@ -1,0 +1,71 @@
+"""What a measurement was taken on and with: processor, libraries, files, memory."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import resource
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+
+def processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def accelerated(device: torch.device) -> str:
+    """Processor, and the accelerator where the target runs on one."""
+    return f"{torch.cuda.get_device_name(device)}, {processor()}" if device.type == "cuda" else processor()
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "transformers", "eyas")}
+
+
+def digest(*parts: str | bytes) -> str:
+    """12 hex characters that stand for `parts`."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part.encode() if isinstance(part, str) else part)
+        whole.update(b"\0")
+    return whole.hexdigest()[:12]
+
+
+def head_digest(folder: Path) -> str:
+    """Stands for a head: its weights and its config, in the order of their names."""
+    files = sorted(p for p in folder.iterdir() if p.suffix == ".safetensors" or p.name == "config.json")
+    return digest(*(part for p in files for part in (p.name, p.read_bytes())))
+
+
+class PeakMemory:
+    """The process's largest resident memory, in MiB, since `restart`.
+
+    Linux forgets its high-water mark on request, which makes the figure one of a single run; elsewhere it is the
+    process's largest so far.
+    """
+
+    def restart(self) -> None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # 5 = reset VmHWM (Linux, proc(5))
+        except OSError:
+            return
+
+    def read(self) -> float:
+        try:
+            status = Path("/proc/self/status").read_text()
+        except OSError:
+            status = ""
+        peaks = [int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:")]
+        if peaks:
+            return peaks[0]
+        unit = 2**20 if sys.platform == "darwin" else 2**10  # getrusage counts bytes there, KiB elsewhere
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

@@ -1,0 +1,175 @@
+"""The report's plots as SVG to be set into a page, drawn in the page's own colours and type.
+
+matplotlib writes colours as hex numbers; the plots are drawn with reserved numbers (`INK`, `SERIES`, ...) which are then
+replaced by the page's CSS variables, so that one drawing serves light, dark and paper.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from eyas.bench.figures import RaceReport
+from eyas.bench.training_log import TrainingLog
+
+INK, MUTED, GRID, PAPER = "#0000e0", "#0000e1", "#0000e2", "#0000e3"
+SERIES = [f"#0000f{i}" for i in range(8)]  # 0 = plain decoding
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", PAPER: "--paper"} | {
+    colour: f"--series-{i}" for i, colour in enumerate(SERIES)
+}
+WIDTH = 6.1  # inches of 72 units: half the page, where a unit is about a pixel
+
+STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 12,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
+
+
+def speed(report: RaceReport) -> str:
+    """Tokens/s of every drafter with its 95 % interval, as horizontal bars."""
+    names = list(report.drafters)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 0.75 + max(1.7, 0.55 * len(names))), layout="constrained")
+        axes = figure.subplots()
+        widest = max(f.tokens_per_s.high for f in report.drafters.values())
+        for i, name in enumerate(names):
+            found = report.drafters[name].tokens_per_s
+            axes.barh(i, found.value, height=0.6, color=SERIES[i % len(SERIES)])
+            if found.high > found.low:
+                axes.plot([found.low, found.high], [i, i], color=INK, linewidth=1.4)
+            axes.text(max(found.value, found.high) + widest * 0.015, i, f"{found.value:.1f}", va="center", weight="bold")
+        axes.set_yticks(range(len(names)), names, color=INK)
+        axes.invert_yaxis()
+        axes.set_xlim(0, widest * 1.12)
+        axes.set_xlabel("tokens/s")
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        _grid(axes, "x")
+        return _svg(figure, "speed")
+
+
+def acceptance(report: RaceReport) -> str:
+    """n-alpha by depth: conditional rates as bars, joint rates as a line."""
+    drafters = {n: (i, f) for i, (n, f) in enumerate(report.drafters.items()) if f.n_alpha}
+    if not drafters:
+        return ""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+        axes = figure.subplots()
+        width = 0.72 / len(drafters)
+        for place, (series, found) in enumerate(drafters.values()):
+            at = np.arange(1, len(found.n_alpha) + 1) + (place - (len(drafters) - 1) / 2) * width
+            colour = SERIES[series % len(SERIES)]
+            axes.bar(at, found.n_alpha, width * 0.94, color=colour, alpha=0.85)
+            joint_at = at[: len(found.joint)]
+            axes.plot(joint_at, found.joint, color=INK, linewidth=1.6, marker="o", markersize=5,
+                      markerfacecolor=PAPER, markeredgewidth=1.6)  # fmt: skip
+            if len(drafters) == 1:
+                for x, value in zip(at, found.n_alpha, strict=True):
+                    axes.text(x, value + 0.02, f"{value:.2f}", ha="center", va="bottom", weight="bold")
+        deepest = max(len(f.n_alpha) for _, f in drafters.values())
+        axes.set_xticks(range(1, deepest + 1))
+        axes.set_ylim(0, 1.08)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+        axes.set_xlabel("depth of the draft")
+        _grid(axes, "y")
+        return _svg(figure, "acceptance")
+
+
+def training(log: TrainingLog) -> str:
+    """Loss, and acceptance estimated while training: per unroll step, and as tau (dots: on held-out text)."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH * 2.1, 3.1), layout="constrained")
+        loss, accuracy, tau = figure.subplots(1, 3)
+        loss.plot(log.minutes, log.loss, color=SERIES[1], alpha=0.25, linewidth=1)
+        loss.plot(log.minutes, smooth(log.loss), color=SERIES[1], linewidth=1.8)
+        loss.set_title("Loss")
+        deepest = max((len(a) for a in log.accuracy), default=0)
+        for k in range(deepest):
+            shown = [(m, a[k]) for m, a in zip(log.minutes, log.accuracy, strict=True) if len(a) > k]
+            minutes, values = zip(*shown, strict=True)
+            fade = 1 - 0.75 * k / max(deepest, 1)
+            accuracy.plot(minutes, smooth(values), color=SERIES[1], linewidth=1.6, alpha=fade)
+            if k in (0, deepest - 1):
+                accuracy.annotate(f"depth {k + 1}", (minutes[-1], smooth(values)[-1]), xytext=(4, 0),
+                                  textcoords="offset points", va="center", fontsize=11, color=MUTED)  # fmt: skip
+        accuracy.set_title("Accuracy per unroll step")
+        accuracy.set_ylim(0, None)
+        tau.plot(log.minutes, smooth(log.tau), color=SERIES[1], linewidth=1.8)
+        if log.eval_minutes:
+            tau.plot(log.eval_minutes, log.eval_tau, color=INK, linewidth=1, linestyle=":", marker="o", markersize=5)
+            last = (log.eval_minutes[-1], log.eval_tau[-1])
+            tau.annotate(f"{log.eval_tau[-1]:.2f}", last, xytext=(0, -16), textcoords="offset points",
+                         ha="center", weight="bold")  # fmt: skip
+        tau.set_title("tau, estimated (dots: held out)")
+        for axes in (loss, accuracy, tau):
+            axes.margins(x=0.02)
+            axes.set_xlabel("minutes")
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+            _grid(axes, "y")
+        return _svg(figure, "training")
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """`values` with an exponential mean over about a twentieth of them, started without a bias towards zero."""
+    keep = 1 - 1 / max(1.0, len(values) / 20)
+    out, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
+        out.append(total / weight)
+    return out
+
+
+def _grid(axes: Axes, axis: str) -> None:
+    axes.set_axisbelow(True)
+    axes.grid(True, axis="x" if axis == "x" else "y")
+
+
+def _svg(figure: Figure, name: str) -> str:
+    """The figure as an <svg> element: page colours, page type, ids that cannot clash with another plot's."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg viewBox="\1" class="plot" role="img" aria-label="{name}">',
+                  text, count=1, flags=re.DOTALL)  # fmt: skip
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r"(url\(|href=\")#", rf"\1#{name}-", text).replace("xlink:href", "href")
+    text = re.sub(r"font: ([^;\"]*?)(\d+(?:\.\d+)?)px [^;\"]*", _type, text)
+    for colour, variable in VARIABLES.items():
+        text = text.replace(colour, f"var({variable})")
+    return text
+
+
+def _type(match: re.Match[str]) -> str:
+    """matplotlib's font shorthand without its family: the page's is inherited."""
+    weight = "font-weight: 650; " if re.search(r"bold|[67]00", match[1]) else ""
+    return f"{weight}font-size: {match[2]}px"

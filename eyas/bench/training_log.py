@@ -1,0 +1,58 @@
+"""The trainer's log as columns, for the report's training curve."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eyas.errors import EyasError
+
+
+@dataclass
+class TrainingLog:
+    """Logged steps and evaluations; minutes since the training began on both."""
+
+    minutes: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    accuracy: list[list[float]] = field(default_factory=list)  # per logged step: one value per unroll step
+    tau: list[float] = field(default_factory=list)  # estimated from those accuracies
+    eval_minutes: list[float] = field(default_factory=list)
+    eval_tau: list[float] = field(default_factory=list)  # on held-out text
+
+    def __bool__(self) -> bool:
+        return bool(self.minutes or self.eval_minutes)
+
+
+def read_training_log(path: Path) -> TrainingLog:
+    """The log in `path` (one JSON object a line). A last line cut off by a running trainer is left out.
+
+    Raises EyasError when the file is missing or is no training log.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise EyasError(f"cannot read the training log {path}: {error.strerror}") from error
+    log = TrainingLog()
+    for n, line in enumerate(lines, start=1):
+        try:
+            _add(log, json.loads(line))
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            if n == len(lines):
+                break
+            raise EyasError(f"{path}, line {n} is not a line of a training log: {line[:60]!r}") from error
+    if not log:
+        raise EyasError(f"the training log {path} holds no step yet")
+    return log
+
+
+def _add(log: TrainingLog, entry: dict[str, Any]) -> None:
+    if entry.get("eval"):
+        log.eval_minutes.append(float(entry["minutes"]))
+        log.eval_tau.append(float(entry["tau_estimate"]))
+        return
+    log.minutes.append(float(entry["minutes"]))
+    log.loss.append(float(entry["loss"]))
+    log.accuracy.append([float(a) for a in entry["accuracy"]])
+    log.tau.append(float(entry["tau_estimate"]))

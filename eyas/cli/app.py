@@ -1,0 +1,43 @@
+"""The command line: one typer application; every command is a thin layer over one library function."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from eyas.cli.bench import app as bench
+from eyas.cli.data import show
+from eyas.cli.generate import generate
+from eyas.cli.respond import respond
+from eyas.cli.train import train
+from eyas.errors import EyasError
+from eyas.progress import console
+
+app = typer.Typer(
+    help="Train, measure and run EAGLE-3 draft heads: the same tokens, sooner.",
+    no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
+)  # fmt: skip
+data = typer.Typer(help="Look at training data.", no_args_is_help=True)
+data.command("show")(show)
+app.command()(respond)
+app.command()(train)
+app.command()(generate)
+app.add_typer(bench, name="bench")
+app.add_typer(data, name="data")
+
+
+def main() -> None:
+    """Run the command line. A fault the user can mend is one line and exit code 2."""
+    try:
+        app()
+    except EyasError as error:
+        console.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        console.print("stopped")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""`eyas respond`: the target answers prompts of yours, or its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eyas.chat import parse_flags
+from eyas.data.prompts import Prompt, read_prompts
+from eyas.data.responses import respond as answer
+from eyas.data.rows import report_bad
+from eyas.data.self_prompts import write_own_prompts
+from eyas.data.temperatures import Temperatures
+from eyas.decoding.engine import Engine
+from eyas.decoding.sampling import SamplingParams
+from eyas.errors import EyasError
+from eyas.progress import console
+from eyas.target import Target
+
+OWN_PROMPTS_SHARE = 1 / 3  # of the time limit, at most, goes into the prompts themselves
+
+
+def respond(
+    prompts: Annotated[
+        Path | None,
+        typer.Argument(help="JSONL, JSON, Parquet, CSV or text (one prompt a line); left out with --self-prompts"),
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
+    ] = "smollm2",
+    out: Annotated[Path, typer.Option(help="JSON-lines file of answers; an interrupted run goes on with it")] = Path(
+        "responses.jsonl"
+    ),
+    self_prompts: Annotated[int, typer.Option(help="let the target write this many prompts itself", min=0)] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="answers are cut there and marked", min=1)] = 256,
+    temperature: Annotated[str, typer.Option(help="one for all, or a mixture: 0,0.8 (equal) or 0:60,0.8:40")] = "0",
+    seed: Annotated[int, typer.Option(help="of prompts, temperatures and answers")] = 0,
+    batch: Annotated[int, typer.Option(help="conversations decoded together", min=1)] = 8,
+    max_length: Annotated[int, typer.Option(help="longest prompt and answer together, in tokens", min=2)] = 1024,
+    minutes: Annotated[float | None, typer.Option(help="ask no further prompt after this long", min=0)] = None,
+    weights: Annotated[
+        str, typer.Option(help="how the target's weights are packed: stock, fp32, fp16 or int8")
+    ] = "stock",
+    keep_answers: Annotated[
+        bool, typer.Option(help="keep given earlier answers; write only the last one anew")
+    ] = False,
+    flag: Annotated[
+        list[str] | None, typer.Option(help="for the chat template, e.g. enable_thinking=false; repeatable")
+    ] = None,
+) -> None:
+    """Let the target answer prompts: the text that a draft head learns from.
+
+    Answers are appended to OUT one by one, so Ctrl-C or a full disk loses nothing: run the same command again.
+    """
+    if (prompts is None) == (self_prompts == 0):
+        raise EyasError("give either a file of prompts or --self-prompts N")
+    mix, flags = Temperatures.parse(temperature), parse_flags(flag or [])
+    asked = _read(prompts) if prompts is not None else []
+    params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed)
+    engine = Engine(Target.load(target, weights=weights), max_rows=batch, max_length=max_length)
+    try:
+        if prompts is None:
+            asked = write_own_prompts(
+                engine, self_prompts, params=params, seed=seed, out=out.with_suffix(".prompts.jsonl"), flags=flags,
+                minutes=minutes and minutes * OWN_PROMPTS_SHARE,
+            )  # fmt: skip
+        done = answer(
+            engine, asked, out, params=params, temperatures=mix, flags=flags, rewrite=not keep_answers, minutes=minutes
+        )
+    except KeyboardInterrupt:
+        console.print(f"stopped; what was finished is kept in {out}, run the same command again to go on", markup=False)
+        raise typer.Exit(130) from None
+    report_refused(done.refused)
+    console.print(f"{out}: {done.line()}", markup=False)
+
+
+def report_refused(refused: list[tuple[str, str]]) -> None:
+    """Print the first of the conversations that the template refused, and how many there were."""
+    for name, why in refused[:3]:
+        console.print(f"skipped '{name}': {why}", style="yellow", markup=False)
+    if len(refused) > 3:
+        console.print(f"{len(refused)} conversations skipped in all", style="yellow", markup=False)
+
+
+def _read(path: Path) -> list[Prompt]:
+    read = read_prompts(path)
+    report_bad(read.bad)
+    return read.prompts

@@ -1,0 +1,91 @@
+"""Prompts and conversations from the files people have, each with an id of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eyas.chat import Message
+from eyas.data.conversations import conversation, tools_of
+from eyas.data.hashing import content_id
+from eyas.data.rows import BadRow, is_header, read_rows
+from eyas.errors import EyasError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation to be answered or, where it ends with an answer, to be learned from.
+
+    `id` is the one given in the file, or a hash of the content. `source` and `category` are the file's own words.
+    """
+
+    id: str
+    messages: list[Message]
+    source: str = ""
+    category: str = ""
+    tools: list[dict[str, Any]] | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the conversation ends with an answer that could be trained on as it is."""
+        return self.messages[-1]["role"] == "assistant"
+
+    def open_messages(self) -> list[Message]:
+        """The messages up to the last turn that is not the assistant's: what the target is asked to answer."""
+        end = len(self.messages)
+        while end and self.messages[end - 1]["role"] == "assistant":
+            end -= 1
+        return self.messages[:end]
+
+
+@dataclass
+class PromptFile:
+    """What a file held: `prompts`, the rows that were no prompt, and how many said the same as an earlier one."""
+
+    prompts: list[Prompt] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
+    duplicates: int = 0
+
+
+def read_prompts(path: Path | str) -> PromptFile:
+    """Every conversation in `path` (see `rows.read_rows` for the kinds of file, `conversations.conversation` for the
+    layouts of a row), in the file's order and without repetitions.
+
+    Raises EyasError when the file is missing or unreadable or holds no good row; single bad rows are collected instead.
+    """
+    path = Path(path)
+    out = PromptFile()
+    lines_by_id: dict[str, int] = {}
+    seen: set[str] = set()
+    for line, row, why in read_rows(path):
+        if row is None:
+            out.bad.append(BadRow(str(path), line, why))
+        elif not is_header(row):
+            try:
+                prompt, content = _prompt(row)
+            except EyasError as error:
+                out.bad.append(BadRow(str(path), line, str(error)))
+                continue
+            if content in seen:
+                out.duplicates += 1
+            elif prompt.id in lines_by_id:
+                why = f"the id {prompt.id!r} is taken by line {lines_by_id[prompt.id]}, which says something else"
+                out.bad.append(BadRow(str(path), line, why))
+            else:
+                out.prompts.append(prompt)
+                seen.add(content)
+                lines_by_id[prompt.id] = line
+    if not out.prompts:
+        first = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
+        raise EyasError(f"{path}: no prompt in it ({len(out.bad)} bad rows{first})")
+    return out
+
+
+def _prompt(row: dict[str, Any]) -> tuple[Prompt, str]:
+    messages, tools = conversation(row), tools_of(row)
+    content = content_id(messages, tools)
+    given = row.get("id")
+    name = str(given).strip() if isinstance(given, (str, int)) and not isinstance(given, bool) else ""
+    words = {key: row[key] for key in ("source", "category") if isinstance(row.get(key), str)}
+    return Prompt(name or content, messages, tools=tools, **words), content

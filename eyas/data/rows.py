@@ -1,0 +1,160 @@
+"""Rows out of the file kinds people keep data in: JSONL, JSON, Parquet, CSV and plain text, gzipped where that is
+usual."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eyas.errors import EyasError
+from eyas.progress import console
+
+KINDS = ".jsonl, .json, .parquet, .csv, .tsv or .txt (the text kinds also gzipped)"
+SHOWN = 5  # bad rows printed one by one; the rest are counted
+
+
+class BadRow(NamedTuple):
+    """A row that was skipped: `file`, its `line` (row number, from 1, in JSON arrays and Parquet) and `why`."""
+
+    file: str
+    line: int
+    why: str
+
+
+class Row(NamedTuple):
+    """One row as read. `value` is None when the row cannot be read at all; `why` then says so."""
+
+    line: int
+    value: dict[str, Any] | None
+    why: str = ""
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of `path`, one by one, by the kind that its name ends in.
+
+    Raises EyasError when the file is missing, of an unknown kind, or broken as a whole.
+    """
+    kind = _kind(path)
+    if not path.is_file():
+        raise EyasError(f"{path}: no such file")
+    readers = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".tsv": _csv, ".txt": _txt}
+    if kind not in readers:
+        raise EyasError(f"{path}: unknown kind of file; eyas reads {KINDS}")
+    try:
+        yield from readers[kind](path)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise EyasError(f"{path}: cannot be read: {error}") from error
+
+
+def is_header(row: dict[str, Any]) -> bool:
+    """Whether the row is the first line that eyas writes into its own files, and no data."""
+    return isinstance(row.get("eyas"), str)
+
+
+def report_bad(bad: Iterable[BadRow], what: str = "rows") -> None:
+    """Print the first bad rows with file, line and reason, and how many there were."""
+    rows = list(bad)
+    for row in rows[:SHOWN]:
+        console.print(f"skipped {row.file}:{row.line}: {row.why}", style="yellow", markup=False)
+    if len(rows) > SHOWN:
+        console.print(f"skipped {len(rows)} {what} in all", style="yellow", markup=False)
+
+
+def _kind(path: Path) -> str:
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] == ".gz":
+        suffixes.pop()
+    kind = suffixes[-1] if suffixes else ""
+    return ".jsonl" if kind == ".ndjson" else kind
+
+
+def _bytes(path: Path) -> Any:
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str | None]]:
+    """The non-empty lines with their numbers; None for a line that is not UTF-8."""
+    with _bytes(path) as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                yield number, None
+                continue
+            if text.strip():
+                yield number, text
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    for number, text in _lines(path):
+        if text is None:
+            yield Row(number, None, "not UTF-8 text")
+            continue
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            yield Row(number, None, f"not JSON: {error}")
+            continue
+        yield _object(number, value)
+
+
+def _json(path: Path) -> Iterator[Row]:
+    with _bytes(path) as file:
+        text = file.read().decode("utf-8-sig")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EyasError(f"{path}: not JSON: {error}") from error
+    if isinstance(value, dict):
+        value = next((v for v in (value.get("data"), value.get("rows")) if isinstance(v, list)), [value])
+    if not isinstance(value, list):
+        raise EyasError(f"{path}: holds neither an array of rows nor an object")
+    for number, item in enumerate(value, 1):
+        yield _object(number, item)
+
+
+def _object(number: int, value: Any) -> Row:
+    if isinstance(value, dict):
+        return Row(number, value)
+    return Row(number, None, f"not an object but {type(value).__name__}")
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow.parquet as parquet
+    from pyarrow import ArrowException
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(1024):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Row(number, value)
+    except ArrowException as error:
+        raise EyasError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(sys.maxsize)  # the module's own limit of 128 KiB is shorter than real prompts
+    with _bytes(path) as raw:
+        text = (line.decode("utf-8-sig" if number == 0 else "utf-8") for number, line in enumerate(raw))
+        reader = csv.DictReader(text, delimiter="\t" if _kind(path) == ".tsv" else ",")
+        for value in reader:
+            if None in value:  # where the module puts surplus fields
+                yield Row(reader.line_num, None, "more fields than the head line names")
+            else:
+                yield Row(reader.line_num, {key: field for key, field in value.items() if field})
+
+
+def _txt(path: Path) -> Iterator[Row]:
+    for number, text in _lines(path):
+        if text is None:
+            yield Row(number, None, "not UTF-8 text")
+        else:
+            yield Row(number, {"prompt": text.strip()})

@@ -1,0 +1,235 @@
+"""Training texts: read from answers that a target wrote or made of given ones, then cut, split and counted."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from eyas.chat import Sample, check_spans, merge_turns, supervised_rows
+from eyas.data.hashing import derived_share
+from eyas.data.prompts import Prompt
+from eyas.data.rows import BadRow, is_header, read_rows, report_bad
+from eyas.errors import EyasError
+
+__all__ = [
+    "ResponseFile", "Sample", "Statistics", "Truncated", "conversation_of", "given_samples", "held_out_split",
+    "open_responses", "read_responses", "statistics", "truncate",
+]  # fmt: skip
+
+
+@dataclass
+class ResponseFile:
+    """What a file of answers held: `samples`, the rows that were none, and the header (empty where the file has
+    none)."""
+
+    samples: list[Sample] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
+    header: dict[str, Any] = field(default_factory=dict)
+
+
+def open_responses(
+    path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None
+) -> ResponseFile:  # fmt: skip
+    """Read rows {id, ids, prompt_len | spans, finish, temperature, category}, turns of one conversation joined where
+    the later begins with the earlier.
+
+    Raises EyasError when the file is missing or has no good row, when its header names another target than
+    `fingerprint`, or when a row holds an id outside `vocab_size`.
+    """
+    path = Path(path)
+    out = ResponseFile()
+    turns: defaultdict[str, dict[int, Sample]] = defaultdict(dict)
+    for line, row, why in read_rows(path):
+        if row is not None and is_header(row):
+            out.header = row
+            _check_target(path, row, fingerprint)
+            continue
+        if row is not None:
+            sample, why = _sample(row)
+            if sample is not None:
+                turn = int(row["turn"]) if isinstance(row.get("turn"), int) else 1
+                conversation = str(row.get("conversation", sample.id))
+                if turn not in turns[conversation]:
+                    _check_ids(path, line, sample, vocab_size)
+                    turns[conversation][turn] = sample
+                    continue
+                why = f"the id {sample.id!r} was there before"
+        out.bad.append(BadRow(str(path), line, why))
+    out.samples = [s for told in turns.values() for s in merge_turns([told[turn] for turn in sorted(told)])]
+    if not out.samples:
+        first = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
+        raise EyasError(f"{path}: no answer to learn from in it ({len(out.bad)} bad rows{first})")
+    return out
+
+
+def read_responses(
+    path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None
+) -> list[Sample]:  # fmt: skip
+    """The samples of `open_responses`; bad rows are printed with file, line and reason, and skipped."""
+    read = open_responses(path, fingerprint=fingerprint, vocab_size=vocab_size)
+    report_bad(read.bad)
+    return read.samples
+
+
+def given_samples(
+    prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase, *, eos_ids: Iterable[int] = (), **flags: Any
+) -> tuple[list[Sample], list[tuple[str, str]]]:
+    """Samples of conversations whose answers are taken as given (`chat.supervised_rows`); and (id, why) of the
+    others."""
+    samples: list[Sample] = []
+    refused: list[tuple[str, str]] = []
+    for p in prompts:
+        try:
+            samples += supervised_rows(
+                tokenizer, p.messages, tools=p.tools, id=p.id, category=p.category, eos_ids=eos_ids, **flags
+            )
+        except EyasError as error:
+            refused.append((p.id, str(error)))
+    return samples, refused
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """`samples` that fit; how many of them were `cut`, and how many `dropped` because nothing supervised was left."""
+
+    samples: list[Sample]
+    cut: int
+    dropped: int
+
+
+def truncate(samples: Iterable[Sample], max_length: int) -> Truncated:
+    """Keep the first `max_length` tokens of every sample. Raises EyasError when no sample keeps a supervised token."""
+    kept: list[Sample] = []
+    cut = dropped = 0
+    for sample in samples:
+        spans = [(start, min(end, max_length)) for start, end in sample.spans if start < max_length]
+        if not spans:
+            dropped += 1
+        elif len(sample.ids) <= max_length:
+            kept.append(sample)
+        else:
+            cut += 1
+            kept.append(replace(sample, ids=sample.ids[:max_length], spans=spans))
+    if dropped and not kept:
+        raise EyasError(
+            f"none of the {dropped} samples has a supervised token among its first {max_length}; raise the maximum length"
+        )
+    return Truncated(kept, cut, dropped)
+
+
+def held_out_split(samples: Sequence[Sample], held_out: float, *, seed: int = 0) -> tuple[list[Sample], list[Sample]]:
+    """(training, held out). `held_out` below 1 is a share, else a number of conversations.
+
+    Who is held out is drawn from (seed, id) alone: order and, for a share, the other samples do not matter; rows of one
+    conversation stay together. Raises EyasError when either side would be empty.
+    """
+    if held_out <= 0:
+        raise EyasError(f"the held-out part must be a positive share or number, not {held_out}")
+    draws = {name: derived_share("held-out", seed, name) for name in (conversation_of(s.id) for s in samples)}
+    if held_out < 1:
+        chosen = {name for name, draw in draws.items() if draw < held_out}
+    else:
+        chosen = set(sorted(draws, key=lambda name: (draws[name], name))[: int(held_out)])
+    aside = [s for s in samples if conversation_of(s.id) in chosen]
+    rest = [s for s in samples if conversation_of(s.id) not in chosen]
+    if not aside or not rest:
+        empty = "held-out" if not aside else "training"
+        raise EyasError(f"holding out {held_out:g} of {len(draws)} conversations leaves no {empty} sample")
+    return rest, aside
+
+
+def conversation_of(sample_id: str) -> str:
+    """The conversation that a sample belongs to: its id without the number of the turn."""
+    name, mark, turn = sample_id.rpartition("#")
+    return name if mark and turn.isdigit() else sample_id
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts over samples. `finish`: how answers ended; `cut_at_limit` is the number that ended at the token limit."""
+
+    samples: int
+    tokens: int
+    supervised: int
+    distinct: int
+    longest: int
+    finish: dict[str, int]
+
+    @property
+    def cut_at_limit(self) -> int:
+        return self.finish.get("length", 0)
+
+    def line(self) -> str:
+        """The figures in one line."""
+        share = 100 * self.supervised / self.tokens if self.tokens else 0.0
+        ends = ", ".join(f"{name} {count:,}" for name, count in sorted(self.finish.items()))
+        return (
+            f"{self.samples:,} samples, {self.tokens:,} tokens (longest {self.longest:,}), {self.supervised:,} supervised "
+            f"({share:.0f}%), {self.distinct:,} distinct among them" + (f"; ends: {ends}" if ends else "")
+        )
+
+
+def statistics(samples: Iterable[Sample]) -> Statistics:
+    """Count `samples`; `distinct` is the number of different tokens among the supervised ones."""
+    rows = list(samples)
+    distinct = {i for s in rows for start, end in s.spans for i in s.ids[start:end]}
+    return Statistics(
+        samples=len(rows),
+        tokens=sum(len(s.ids) for s in rows),
+        supervised=sum(s.supervised for s in rows),
+        distinct=len(distinct),
+        longest=max((len(s.ids) for s in rows), default=0),
+        finish=dict(Counter(s.finish for s in rows if s.finish)),
+    )
+
+
+def _sample(row: dict[str, Any]) -> tuple[Sample | None, str]:
+    """The sample that `row` holds, or None and why it holds none."""
+    ids, name = row.get("ids"), row.get("id")
+    if not isinstance(name, (str, int)) or not str(name):
+        return None, "no id"
+    if not isinstance(ids, list) or not ids:
+        return None, "no token ids"
+    if not all(type(i) is int and i >= 0 for i in ids):
+        return None, "token ids that are no natural numbers"
+    spans = row.get("spans")
+    if spans is None:
+        start = row.get("prompt_len")
+        if type(start) is not int:
+            return None, "neither prompt_len nor spans"
+        if not 0 < start < len(ids):
+            return None, f"prompt_len {start} leaves no answer among {len(ids)} tokens"
+        spans = [(start, len(ids))]
+    elif not isinstance(spans, list) or not all(
+        isinstance(s, list) and len(s) == 2 and all(type(edge) is int for edge in s) for s in spans
+    ):
+        return None, "spans are no pairs of positions"
+    spans = [(start, end) for start, end in spans]
+    if wrong := check_spans(spans, len(ids)):
+        return None, wrong
+    words = {key: row[key] for key in ("category", "finish") if isinstance(row.get(key), str)}
+    temperature = row.get("temperature")
+    heat = float(temperature) if isinstance(temperature, (int, float)) else None
+    return Sample(str(name), ids, spans, temperature=heat, **words), ""
+
+
+def _check_target(path: Path, header: dict[str, Any], fingerprint: str | None) -> None:
+    told = header.get("target")
+    if fingerprint is not None and told is not None and told != fingerprint:
+        raise EyasError(
+            f"{path} was written by the target '{header.get('target_name', '?')}' (fingerprint {told}), not by the one in "
+            f"use ({fingerprint}); give that target or have this one write the answers anew"
+        )
+
+
+def _check_ids(path: Path, line: int, sample: Sample, vocab_size: int | None) -> None:
+    if vocab_size is not None and max(sample.ids) >= vocab_size:
+        raise EyasError(
+            f"{path}:{line}: row '{sample.id}' holds the token id {max(sample.ids)}, but the target's vocabulary has only "
+            f"{vocab_size}; the file belongs to another target"
+        )

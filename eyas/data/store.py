@@ -1,0 +1,155 @@
+"""The feature store: a folder of memory-mapped shards with checksums, appended to while the target answers.
+
+`index.json` names the target, the taps and the shards with their texts; a shard appears in it only when its file is whole, so
+an interrupted job loses at most the texts that were not flushed. Per token a text costs 3 H + 12 bytes for its taps and
+6 K bytes for its teacher.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eyas.data.features import TEACHER_TOP_K, Features
+from eyas.errors import EyasError
+from eyas.target import Target
+
+TEXTS_PER_SHARD = 64
+_PER_TEXT = ("ids", "supervised", "taps", "scales", "teacher_ids", "teacher_probs")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by a file holding `text`, never leaving half of one."""
+    work = path.with_name(path.name + ".part")
+    work.write_text(text, encoding="utf-8")
+    os.replace(work, path)
+
+
+class FeatureStore:
+    """The features of many texts, by the texts' keys (`eyas.data.features.text_key`).
+
+    Opening an existing folder made for another target or other taps raises EyasError. Use as a context manager, or call
+    `flush`, so that the last texts are written.
+    """
+
+    def __init__(self, folder: Path | str, target: Target, *, top_k: int = TEACHER_TOP_K) -> None:
+        self.folder = Path(folder)
+        self._made_for = {
+            "target": target.fingerprint, "taps": list(target.tap_ids), "weights": target.weights, "top_k": top_k,
+        }  # fmt: skip
+        self._shards: list[dict[str, Any]] = []
+        self._where: dict[str, tuple[int, int]] = {}  # text key -> shard, place in it
+        self._fresh: list[Features] = []
+        self._open: dict[int, dict[str, Tensor]] = {}
+        index = self.folder / "index.json"
+        if index.is_file():
+            try:
+                kept = json.loads(index.read_text(encoding="utf-8"))
+                made_for, self._shards = kept["made_for"], kept["shards"]
+            except (ValueError, KeyError) as error:
+                raise EyasError(f"{index} is not readable; delete the folder, its features can be made again") from error
+            for key, value in self._made_for.items():
+                if made_for.get(key) != value:
+                    raise EyasError(
+                        f"the features in {self.folder} were made with {key} {made_for.get(key)}, this run has {value}; "
+                        "name another folder or delete this one"
+                    )
+            for number, shard in enumerate(self._shards):
+                self._where.update({name: (number, place) for place, name in enumerate(shard["texts"])})
+
+    def __enter__(self) -> FeatureStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._where
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the shards on disk."""
+        return sum(shard["bytes"] for shard in self._shards)
+
+    def add(self, features: Features) -> None:
+        """Keep one text's features; they are on disk after `flush`, which happens by itself every so many texts."""
+        if features.key in self._where:
+            return
+        self._where[features.key] = (len(self._shards), len(self._fresh))
+        self._fresh.append(features)
+        if len(self._fresh) >= TEXTS_PER_SHARD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is not on disk yet. Raises EyasError when the disk is full."""
+        if not self._fresh:
+            return
+        tensors = {name: torch.cat([getattr(f, name) for f in self._fresh]) for name in _PER_TEXT}
+        for name in ("ids", "teacher_ids"):
+            lengths = [len(getattr(f, name)) for f in self._fresh]
+            tensors[f"{name}_ends"] = torch.tensor(lengths).cumsum(0)
+        tensors["ids"] = tensors["ids"].int()
+        name = f"shard-{len(self._shards):05d}.safetensors"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            work = self.folder / (name + ".part")
+            save_file(tensors, work)
+            digest = _sha256(work)
+            os.replace(work, self.folder / name)
+            shard = {
+                "file": name, "sha256": digest, "bytes": (self.folder / name).stat().st_size,
+                "texts": [f.key for f in self._fresh],
+            }  # fmt: skip
+            shards = [*self._shards, shard]
+            write_atomically(self.folder / "index.json", json.dumps({"made_for": self._made_for, "shards": shards}))
+        except (OSError, SafetensorError) as error:
+            full = isinstance(error, OSError) and error.errno == errno.ENOSPC or "No space" in str(error)
+            why = "the disk is full" if full else str(error)
+            raise EyasError(f"cannot write features to {self.folder}: {why}; what was written before is kept") from error
+        self._shards, self._fresh = shards, []
+
+    def __getitem__(self, key: str) -> Features:
+        number, place = self._where[key]
+        if number == len(self._shards):
+            return self._fresh[place]
+        shard = self._shard(number)
+        text_end, row_end = shard["ids_ends"], shard["teacher_ids_ends"]
+        first = int(text_end[place - 1]) if place else 0
+        last = int(text_end[place])
+        row = slice(int(row_end[place - 1]) if place else 0, int(row_end[place]))
+        slots = slice(first - place, last - place - 1)  # a text has one slot fewer than tokens
+        return Features(
+            key, shard["ids"][first:last].long(), shard["supervised"][first:last], shard["taps"][slots],
+            shard["scales"][slots], shard["teacher_ids"][row], shard["teacher_probs"][row],
+        )  # fmt: skip
+
+    def _shard(self, number: int) -> dict[str, Tensor]:
+        """The memory-mapped tensors of a shard, checked once against its checksum."""
+        if number not in self._open:
+            entry = self._shards[number]
+            path = self.folder / entry["file"]
+            if not path.is_file() or _sha256(path) != entry["sha256"]:
+                raise EyasError(f"{path} is missing or damaged; delete {self.folder}, its features can be made again")
+            with safe_open(path, "pt") as file:
+                self._open[number] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        return self._open[number]
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,96 @@
+"""Compiles the C++ operators once and loads them as `torch.ops.eyas.*`.
+
+The compiler is called directly, for one small library without Python bindings: no build tool is needed, and a lock that the
+operating system drops with its holder cannot be left behind by a killed process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.utils.cpp_extension import TORCH_LIB_PATH, include_paths
+
+from eyas.locate import cache_dir
+from eyas.progress import console
+
+HERE = Path(__file__).parent
+SOURCES = [HERE / "linear.cpp", HERE / "attention.cpp"]
+HEADERS = [HERE / "vec.h"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+
+
+@functools.cache
+def kernels_ready() -> bool:
+    """Whether `torch.ops.eyas` is usable; the first call compiles (about a minute, once per machine and torch) and loads.
+
+    Without a C++ compiler, or when EYAS_KERNELS=0, it prints one line and returns False: torch's own operators then stand in.
+    """
+    if os.environ.get("EYAS_KERNELS") == "0":
+        console.print("eyas: own kernels switched off by EYAS_KERNELS=0; torch's are used, bits may depend on batch shapes")
+        return False
+    try:
+        torch.ops.load_library(str(_library()))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(error).strip().splitlines()[0]
+        console.print(f"eyas: own kernels unavailable ({reason}); torch's are used, bits may depend on batch shapes")
+        return False
+    _register_fakes()
+    return True
+
+
+def _library() -> Path:
+    """The compiled library, built under a lock if this version of it is not yet in the cache."""
+    flags = ["-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
+    flags += AVX2 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") else []
+    flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    digest = hashlib.sha256("\0".join([torch.__version__, platform.machine(), *flags]).encode())
+    for source in SOURCES + HEADERS:
+        digest.update(source.read_bytes())
+    home = cache_dir() / "kernels"
+    home.mkdir(parents=True, exist_ok=True)
+    library = home / f"eyas-{digest.hexdigest()[:16]}.so"
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            _compile(flags, library)
+    return library
+
+
+def _compile(flags: list[str], library: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if compiler is None:
+        raise OSError("no C++ compiler found; install g++ or set CXX")
+    console.print(f"compiling eyas' kernels once (kept in {library.parent})")
+    with tempfile.TemporaryDirectory(dir=library.parent) as work:
+        made = Path(work) / "made.so"
+        links = [f"-L{TORCH_LIB_PATH}", "-ltorch_cpu", "-lc10"]
+        includes = [part for path in include_paths() for part in ("-isystem", path)]
+        command = [compiler, *flags, *includes, *map(str, SOURCES), *links, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+            raise OSError(f"{compiler} failed: {first}")
+        made.rename(library)
+
+
+def _register_fakes() -> None:
+    """Shapes of the operators' results, so that torch.compile can trace them."""
+
+    @torch.library.register_fake("eyas::packed_linear")
+    def _(
+        x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None, out_features: int
+    ) -> torch.Tensor:
+        return x.new_empty(*x.shape[:-1], out_features)
+
+    @torch.library.register_fake("eyas::attend")
+    def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+        return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])

@@ -1,0 +1,38 @@
+"""The state of an interrupted run, written atomically beside the head."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.errors import EyasError
+
+STATE = "state.pt"
+
+
+def save_state(folder: Path, state: dict[str, Any]) -> None:
+    """Replace the saved state by `state`; an interruption leaves the old one whole. Raises EyasError when the disk is full."""
+    work = folder / f"{STATE}.part"
+    try:
+        torch.save(state, work)
+        os.replace(work, folder / STATE)
+    except (OSError, RuntimeError) as error:
+        work.unlink(missing_ok=True)
+        full = getattr(error, "errno", None) == errno.ENOSPC or "enforce fail" in str(error)
+        why = "the disk is full" if full else str(error).splitlines()[0]
+        raise EyasError(f"cannot save the training state to {folder}: {why}; the state before it is kept") from error
+
+
+def load_state(folder: Path) -> dict[str, Any] | None:
+    """The saved state, or None where there is none. Raises EyasError when it is damaged."""
+    path = folder / STATE
+    if not path.is_file():
+        return None
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception as error:
+        raise EyasError(f"{path} is damaged ({type(error).__name__}); delete it to train from the start") from error

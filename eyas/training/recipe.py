@@ -1,0 +1,114 @@
+"""From answers to a head: split, vocabulary, features, start, training. What `eyas train` does, as one function."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from eyas.chat import Sample
+from eyas.data.features import Features, read_features, text_key
+from eyas.data.samples import held_out_split, truncate
+from eyas.data.store import FeatureStore, write_atomically
+from eyas.errors import EyasError
+from eyas.heads.config import DRAFT_VOCABULARY
+from eyas.heads.start import new_head
+from eyas.heads.vocab import choose_vocabulary, count_tokens, coverage
+from eyas.progress import Interrupt, console, progress
+from eyas.target import Target
+from eyas.training.acceptance import Acceptance
+from eyas.training.config import TrainConfig
+from eyas.training.loop import Trainer
+
+
+class Stored(Sequence[Features]):
+    """The features of some texts, read from the store when they are asked for."""
+
+    def __init__(self, store: FeatureStore, keys: list[str]) -> None:
+        self._store, self._keys = store, keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, number):  # type: ignore[no-untyped-def]
+        if isinstance(number, slice):
+            return [self._store[key] for key in self._keys[number]]
+        return self._store[self._keys[number]]
+
+
+def train(
+    target: Target, samples: Sequence[Sample], out: Path, config: TrainConfig, *, features: Path,
+    held_out: float = 0.05, max_length: int = 1024,
+) -> Acceptance:  # fmt: skip
+    """Train a head for `target` on `samples` and leave the best one in `out`; a run in `out` is taken up where it stopped.
+
+    `features` is the folder of the feature store: what it lacks is read from the target first. `held_out` is the share (or,
+    from 1 on, the number) of texts kept apart for measuring. Raises EyasError for data with nothing to learn from, or when
+    `out` holds a run with other settings.
+    """
+    cut = truncate(samples, max_length)
+    if cut.dropped:
+        console.print(f"{cut.dropped} texts have no supervised token within {max_length} tokens and are left out")
+    learn, apart = held_out_split(cut.samples, held_out, seed=config.seed)
+    if not learn or not apart:
+        raise EyasError(f"{len(cut.samples)} usable texts are too few to train on some and hold {held_out} of them out")
+    _same_run(out, config, target, learn)
+    with FeatureStore(features, target) as store:
+        _complete(store, target, [*learn, *apart])
+        counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
+        size = min(config.draft_vocab_size or DRAFT_VOCABULARY, target.vocab_size)
+        d2t = choose_vocabulary(counts, size)
+        supervised = sum(s.supervised for s in learn)
+        console.print(
+            f"{len(learn):,} texts to learn from ({supervised:,} supervised tokens), {len(apart)} held out; draft "
+            f"vocabulary {size:,} of {target.vocab_size:,} covers {100 * coverage(counts, d2t):.2f} % of them"
+        )
+        head = new_head(target, d2t, start=config.start, seed=config.seed)
+        trainer = Trainer(
+            head, Stored(store, [text_key(s) for s in learn]), Stored(store, [text_key(s) for s in apart]), config, out
+        )
+        if trainer.resume():
+            console.print(f"going on at step {trainer.step:,}, {trainer.elapsed / 60:.1f} minutes in")
+        return trainer.run()
+
+
+def _same_run(out: Path, config: TrainConfig, target: Target, learn: Sequence[Sample]) -> None:
+    """Note in `out` what decides the run, or refuse to go on with a run that something else decided."""
+    record = {
+        "command": shlex.join(sys.argv),
+        "config": config.model_dump(mode="json"),
+        "target": {"name": target.name, "fingerprint": target.fingerprint, "weights": target.weights},
+        "texts": len(learn),
+    }
+    path = out / "train.json"
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for key in ("config", "target", "texts"):
+            if before[key] != record[key]:
+                raise EyasError(
+                    f"{out} holds a run with another {key} ({before[key]} there, {record[key]} now); "
+                    "name another folder, or delete it to begin anew"
+                )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(record, indent=2))
+    except OSError as error:
+        raise EyasError(f"cannot write to {out}: {error.strerror}") from error
+
+
+def _complete(store: FeatureStore, target: Target, samples: Sequence[Sample]) -> None:
+    """Read from the target the features that the store lacks."""
+    missing = [s for s in samples if text_key(s) not in store]
+    if not missing:
+        return
+    tokens = sum(len(s.ids) for s in missing)
+    with progress("features", tokens, "tokens") as meter, Interrupt() as interrupt:
+        for sample in missing:
+            store.add(read_features(target, sample))
+            meter.advance(len(sample.ids))
+            if interrupt.asked:
+                store.flush()
+                raise KeyboardInterrupt
+    store.flush()
