@@ -1,0 +1,57 @@
+"""`eyas demo`: the main job from end to end, as nothing but the public commands in a row."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eyas.errors import EyasError
+from eyas.progress import clock, console
+
+# Shares of the time budget; what is left over is loading, the race and the sample text.
+RESPOND, TRAIN = 0.34, 0.44
+PROMPT = "Explain to a child why the sky is blue."
+
+
+def demo(
+    minutes: Annotated[float, typer.Option(help="bound of the whole run", min=2)] = 14,
+    target: Annotated[str, typer.Option(help="the model to make faster")] = "smollm2",
+    out: Annotated[Path, typer.Option(help="where everything is kept; the same command goes on there")] = Path(
+        "runs/demo"
+    ),
+    weights: Annotated[str, typer.Option(help="packing of the target's weights")] = "fp16",
+) -> None:
+    """From a target alone to a faster, identical answer: prompts, answers, features, a head, a race, a report.
+
+    Every step is the command that is printed before it, and works the same for a model of yours.
+    """
+    start = time.monotonic()
+    answers, head = out / "responses.jsonl", out / "head"
+    common = ["--target", target, "--weights", weights]
+    _run("respond", "--self-prompts", "2000", "--out", str(answers), "--minutes", f"{minutes * RESPOND:.2f}",
+         "--max-new-tokens", "160", "--batch", "32", "--features", *common)  # fmt: skip
+    _run("train", str(answers), "--out", str(head), "--minutes", f"{minutes * TRAIN:.2f}", "--held-out", "24", *common)
+    report, page = out / "report.json", out / "report.html"
+    _run("bench", "--head", str(head), "--prompts", str(answers), "--held-out", "24", "--limit", "10",
+         "--max-new-tokens", "128", "--json", str(report), "--html", str(page), "--log", str(head / "log.jsonl"),
+         *common)  # fmt: skip
+    _run("generate", PROMPT, "--head", str(head), "--max-new-tokens", "120", *common)
+    console.print(f"\nthe report is {page}; the head is {head}; all in {clock(time.monotonic() - start)}", markup=False)
+
+
+def _run(*arguments: str) -> None:
+    """Run one public command in a process of its own, as a user would; its failure ends the demo."""
+    console.print(f"\n$ eyas {shlex.join(arguments)}", style="bold cyan", markup=False, soft_wrap=True)
+    start = time.monotonic()
+    code = subprocess.run([sys.executable, "-m", "eyas.cli.app", *arguments]).returncode
+    if code == 130:
+        raise KeyboardInterrupt
+    if code:
+        raise EyasError(f"the demo stops here: `eyas {arguments[0]}` ended with code {code}")
+    console.print(f"({arguments[0]}: {clock(time.monotonic() - start)})", style="dim", markup=False)

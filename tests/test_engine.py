@@ -1,0 +1,250 @@
+"""The engine's promise: the same tokens with any head, any tree, any batch, greedy or sampled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eyas.decoding.drafters import Eagle3Drafter
+from eyas.decoding.engine import Engine, Request, Result
+from eyas.decoding.sampling import SamplingParams
+from eyas.decoding.tree import TreeShape
+from eyas.errors import EyasError
+from eyas.target import Target
+from tests.test_unroll import FAMILIES, random_head
+from tests.tiny import VOCAB, tiny_target
+
+TREES = (TreeShape.chain(1), TreeShape.chain(4), TreeShape(4, 4, 12), TreeShape(3, 2, 5), TreeShape(0, 1, 0))
+
+
+class OracleDrafter:
+    """Knows the text that plain decoding will write and drafts it (right=True), or any other token (right=False)."""
+
+    target_ids = torch.arange(VOCAB)
+
+    def __init__(self, texts: dict[tuple[int, ...], list[int]], *, right: bool) -> None:
+        self.texts, self.right = texts, right
+
+    def allocate(self, rows: int, length: int, scratch: int) -> None:
+        self.written: list[list[int]] = [[] for _ in range(rows)]
+
+    def prefill(self, row: int, tokens: Tensor, taps: Tensor) -> None:
+        self.written[row] = tokens.tolist()
+
+    def extend(self, tokens: Tensor, taps: Tensor, counts: Tensor) -> Tensor:
+        for row, (new, count) in enumerate(zip(tokens.tolist(), counts.tolist(), strict=True)):
+            self.written[row] += new[:count]
+        self.level = 0
+        return self._logits(1)[:, 0]
+
+    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
+        self.level += 1
+        return self._logits(tokens.shape[1])
+
+    def _logits(self, width: int) -> Tensor:
+        out = torch.zeros(len(self.written), width, VOCAB)
+        for row, written in enumerate(self.written):
+            whole = next((t for p, t in self.texts.items() if list(p[1:]) == written[: len(p) - 1] and written), None)
+            at = len(written) + 1 + self.level  # the prompt's first token is never given
+            if whole is not None and at < len(whole):
+                out[row, :, whole[at]] = 50.0 if self.right else -50.0
+        return out
+
+    def move(self, source: int, to: int) -> None:
+        self.written[to] = list(self.written[source])
+
+
+def requests(count: int = 5, **params: object) -> list[Request]:
+    generator = torch.Generator().manual_seed(7)
+    out = []
+    for i in range(count):
+        ids = torch.randint(3, VOCAB, (3 + 7 * i % 23,), generator=generator).tolist()
+        given = {"max_new_tokens": 20 + 5 * i, "seed": i, **params}
+        out.append(Request(ids, SamplingParams(**given), id=str(i)))  # type: ignore[arg-type]
+    return out
+
+
+def plain(target: Target, asked: list[Request]) -> list[Result]:
+    return [Engine(target, max_length=256).generate([r])[0] for r in asked]
+
+
+def assert_same(got: list[Result], want: list[Result]) -> None:
+    for a, b in zip(got, want, strict=True):
+        assert (a.id, a.ids, a.finish, a.text) == (b.id, b.ids, b.finish, b.text)
+
+
+def test_plain_decoding_is_transformers_own_greedy() -> None:
+    for family in FAMILIES:
+        target = tiny_target(family)
+        for request, result in zip(requests(), plain(target, requests()), strict=True):
+            ids = torch.tensor([request.ids])
+            for token in result.ids:  # token by token without a cache: the definition of greedy decoding
+                assert int(target.logits(target.read(ids).hidden)[0, -1].argmax()) == token
+                ids = torch.cat([ids, torch.tensor([[token]])], 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_head_does_not_change_a_token(family: str, temperature: float) -> None:
+    target = tiny_target(family)
+    asked = requests(temperature=temperature, top_p=0.95)
+    want = plain(target, asked)
+    for tree in TREES:
+        for rows in (1, 3):
+            engine = Engine(target, Eagle3Drafter(target, random_head(target)), tree=tree, max_rows=rows, max_length=256)
+            assert_same(engine.generate(asked), want)
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("tree", [TreeShape.chain(4), TreeShape(3, 2, 6)])
+def test_a_drafter_that_is_always_right_or_always_wrong(right: bool, tree: TreeShape) -> None:
+    target = tiny_target("llama")
+    asked = requests()
+    want = plain(target, asked)
+    texts = {tuple(r.ids): [*r.ids, *w.ids] for r, w in zip(asked, want, strict=True)}
+    for rows in (1, 3):
+        got = Engine(target, OracleDrafter(texts, right=right), tree=tree, max_rows=rows, max_length=256).generate(asked)
+        assert_same(got, want)
+        for result, plainly in zip(got, want, strict=True):
+            emitted = len(plainly.ids) - 1
+            if right:
+                assert result.stats.rounds == -(-emitted // (tree.depth + 1))
+                assert all(a == 1.0 for a in result.stats.n_alpha)
+            else:
+                assert result.stats.tau == 1.0 and result.stats.accepted == 0
+
+
+@pytest.mark.parametrize("offset", range(1, 9))
+def test_the_text_ends_inside_a_block_as_it_does_plainly(offset: int) -> None:
+    """EOS, a stop string and the token limit at every place of a block that an always-right drafter fills."""
+    target = tiny_target("llama")
+    base = requests(1, max_new_tokens=24)[0]
+    whole = plain(target, [base])[0]
+    texts = {tuple(base.ids): [*base.ids, *whole.ids]}
+    pieces = [target.tokenizer.decode([t], skip_special_tokens=True) for t in whole.ids]
+
+    def run(params: SamplingParams, eos: frozenset[int]) -> tuple[Result, Result]:
+        kept, target.eos_ids = target.eos_ids, eos
+        try:
+            request = Request(base.ids, params)
+            engine = Engine(target, OracleDrafter(texts, right=True), tree=TreeShape.chain(4), max_length=256)
+            return engine.generate([request])[0], plain(target, [request])[0]
+        finally:
+            target.eos_ids = kept
+
+    ways = [
+        (SamplingParams(max_new_tokens=24), frozenset({whole.ids[offset], 999})),
+        (SamplingParams(max_new_tokens=offset), frozenset()),
+        (SamplingParams(max_new_tokens=24, stop=(pieces[offset] + pieces[offset + 1],)), frozenset()),
+    ]
+    for (params, eos), finish in zip(ways, ("eos", "length", "stop"), strict=True):
+        got, want = run(params, eos)
+        assert_same([got], [want])
+        assert got.finish == finish
+        assert got.stats.emitted == len(got.ids) - 1  # nothing after the end is counted
+
+
+def test_caches_hold_the_committed_tokens_but_the_last() -> None:
+    """After every round: the target's cache equals a fresh prefill, and the head's equals one with true taps."""
+    target = tiny_target("qwen3")
+    head = random_head(target)
+    drafter = Eagle3Drafter(target, head)
+    engine = Engine(target, drafter, tree=TreeShape(3, 3, 7), max_rows=3, max_length=256)
+    asked = requests(3, max_new_tokens=18)
+    for request in asked:
+        engine.submit(request)
+    while engine.busy:
+        engine.step()
+        for slot, row in enumerate(engine._rows):
+            text = torch.tensor([[*row.request.ids, *row.ids]])
+            fresh = Engine(target, max_length=256)
+            fresh.submit(Request(text[0, :-1].tolist(), SamplingParams(max_new_tokens=2)))
+            fresh.step()
+            length = text.shape[1] - 1
+            assert int(engine.cache.lengths[slot]) == length
+            for layer in range(target.num_layers):
+                for mine, true in zip(
+                    engine.cache.keys_values(layer, slot), fresh.cache.keys_values(layer, 0), strict=True
+                ):
+                    assert torch.allclose(mine, true[:, :length], atol=1e-4)
+            again = Eagle3Drafter(target, head)
+            again.allocate(1, 256, 0)
+            read = int(drafter.cache.lengths[slot])
+            assert read + sum(len(t) for t in row.unread_tokens) == length
+            again.prefill(0, text[0, 1 : read + 1], target.read(text[:, :read]).taps[0])
+            for mine, true in zip(drafter.cache.keys_values(0, slot), again.cache.keys_values(0, 0), strict=True):
+                assert torch.allclose(mine, true, atol=1e-4)
+
+
+@given(st.data())
+@settings(max_examples=15, deadline=None)
+def test_joining_late_and_leaving_early_changes_no_row(data: st.DataObject) -> None:
+    target = tiny_target("llama")
+    temperature = data.draw(st.sampled_from([0.0, 0.9]))
+    asked = requests(6, temperature=temperature)
+    want = plain(target, asked)
+    engine = Engine(
+        target, Eagle3Drafter(target, random_head(target)), tree=TreeShape(3, 3, 6), max_rows=3, max_length=256
+    )
+    waiting = list(data.draw(st.permutations(range(6))))
+    cancelled = data.draw(st.sets(st.integers(0, 5), max_size=2))
+    tickets: dict[int, int] = {}
+    done: dict[int, Result] = {}
+    while waiting or engine.busy:
+        if waiting and data.draw(st.booleans()):
+            number = waiting.pop()
+            tickets[engine.submit(asked[number])] = number
+        for ticket, number in tickets.items():
+            if number in cancelled and data.draw(st.booleans()):
+                engine.cancel(ticket)
+        for event in engine.step():
+            if event.result is not None:
+                done[tickets[event.ticket]] = event.result
+    for number, result in done.items():
+        assert_same([result], [want[number]])
+    assert set(range(6)) - cancelled <= set(done)
+    assert not engine.busy
+
+
+def test_streaming_gives_the_same_text_in_whole_characters() -> None:
+    target = tiny_target("llama")
+    request = requests(1, max_new_tokens=30)[0]
+    want = plain(target, [request])[0]
+    engine = Engine(target, Eagle3Drafter(target, random_head(target)), tree=TreeShape(3, 3, 6), max_length=256)
+    pieces = list(engine.stream(request))
+    assert "".join(p.text for p in pieces) == want.text
+    assert [i for p in pieces for i in p.ids] == want.ids
+    for piece in engine.stream(request):  # leaving early frees the slot
+        break
+    assert not engine.busy
+
+
+def test_features_of_generation_are_those_of_reading() -> None:
+    from eyas.chat import Sample
+    from eyas.data.features import read_features
+
+    target = tiny_target("qwen2")
+    engine = Engine(
+        target, Eagle3Drafter(target, random_head(target)), tree=TreeShape(3, 3, 6), max_rows=2, max_length=256,
+        features=True,
+    )  # fmt: skip
+    for request, result in zip(requests(3), engine.generate(requests(3)), strict=True):
+        ids = [*request.ids, *result.ids]
+        read = read_features(target, Sample("", ids, [(len(request.ids), len(ids))]))
+        assert result.features is not None and result.features.key == read.key
+        assert torch.allclose(result.features.float_taps, read.float_taps, atol=0.05)
+        assert torch.equal(result.features.teacher_ids[:, 0], read.teacher_ids[:, 0])
+        assert torch.allclose(result.features.teacher_probs, read.teacher_probs, atol=1e-3)
+
+
+def test_prompts_that_do_not_fit_are_refused_in_one_line() -> None:
+    engine = Engine(tiny_target("llama"), max_length=32)
+    for ids in ([], [5] * 32, [5] * 400):
+        with pytest.raises(EyasError) as caught:
+            engine.submit(Request(ids))
+        assert "\n" not in str(caught.value)
+    result = engine.generate([Request([5] * 30, SamplingParams(max_new_tokens=50, ignore_eos=True))])[0]
+    assert result.finish == "length" and len(result.ids) == 2
