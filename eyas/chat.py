@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -30,8 +30,8 @@ class Sample:
     positions whose tokens the target wrote itself (its end-of-turn token included) and which are therefore
     supervised.
 
-    `finish` says how the last answer ended ("eos", "stop", "length" = cut at the limit; "" = unknown), `temperature`
-    at which it was sampled.
+    `finish` says how the answers ended ("length": one of them was cut at the limit; else the last one's "eos" or
+    "stop"; "": unknown), `temperature` at which the last was sampled.
     """
 
     id: str
@@ -74,15 +74,15 @@ def render_text(
     """
     if tokenizer.chat_template is None and "chat_template" not in flags:
         raise EyasError(
-            "the target's tokenizer has no chat template, so conversations cannot be rendered; use an instruction-tuned "
-            "target or set tokenizer.chat_template"
+            "the target's tokenizer has no chat template, so conversations cannot be rendered; use an "
+            "instruction-tuned target or set tokenizer.chat_template"
         )
     if not messages:
         raise EyasError("an empty conversation cannot be rendered")
     plain = plain_messages(messages)
     try:
         text = tokenizer.apply_chat_template(
-            plain, tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False, **flags
+            plain, tools=cast(Any, tools or None), add_generation_prompt=generation_prompt, tokenize=False, **flags
         )
     except (TemplateError, TypeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -124,7 +124,7 @@ def supervised_rows(
     is no prefix of the rendering in full.
     """
     ends = end_of_turn_ids(tokenizer, **flags) | set(eos_ids)
-    rows = []
+    rows: list[Sample] = []
     for i, message in enumerate(messages):
         if i > 0 and message.get("role") == "assistant":
             ids, start = _one_turn(tokenizer, messages[: i + 1], len(rows) + 1, ends, tools, flags)
@@ -143,7 +143,9 @@ def merge_turns(rows: Sequence[Sample]) -> list[Sample]:
     merged: list[Sample] = []
     for row in rows:
         if merged and row.ids[: len(merged[-1].ids)] == merged[-1].ids:
-            row = replace(row, spans=merged.pop().spans + row.spans)
+            before = merged.pop()
+            finish = "length" if before.finish == "length" else row.finish
+            row = replace(row, spans=before.spans + row.spans, finish=finish)
         merged.append(row)
     return merged
 
@@ -203,8 +205,9 @@ def _plain(message: Message, number: int) -> Message:
     plain = {key: value for key, value in message.items() if value is not None}
     content = plain.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        if not all(isinstance(text, str) for text in texts):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) < len(parts):
             raise EyasError(
                 f"message {number} holds a part that is not text (an image or audio?); eyas reads text only"
             )
@@ -212,6 +215,8 @@ def _plain(message: Message, number: int) -> Message:
     elif content is not None and not isinstance(content, str):
         raise EyasError(f"message {number} has a content that is no text but {type(content).__name__}")
     if plain.get("tool_calls"):
+        if not isinstance(plain["tool_calls"], list):
+            raise EyasError(f"message {number} has tool_calls that are no list")
         plain["tool_calls"] = [_plain_call(call, number) for call in plain["tool_calls"]]
     return plain
 
@@ -271,14 +276,14 @@ def _spelled(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
 
 
 def _unstable(turn: int, asked: str, answered: str) -> EyasError:
-    here = next(
-        (k for k, (a, b) in enumerate(zip(asked, answered, strict=False)) if a != b), min(len(asked), len(answered))
-    )
+    shorter = min(len(asked), len(answered))
+    here = next((k for k in range(shorter) if asked[k] != answered[k]), shorter)
     begin = max(0, here - 20)
+    one, other = asked[begin : here + 30], answered[begin : here + 30]
     return EyasError(
         f"assistant turn {turn}: the chat template is unstable there: with the generation prompt it writes "
-        f"...{asked[begin : here + 30]!r}, in full ...{answered[begin : here + 30]!r}, so what the target would have written "
-        "is unknown; give the template flags that the answers were generated with, or let the target write the answers"
+        f"...{one!r}, in full ...{other!r}, so what the target would have written is unknown; give the template flags "
+        "that the answers were generated with, or let the target write the answers"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
 
 from eyas.errors import EyasError
 from eyas.kernels.attention import attend
@@ -106,6 +107,12 @@ def _eyas_attention(
 
 
 AttentionInterface.register("eyas", _eyas_attention)
+
+
+def transformers_quietly() -> None:
+    """Keep transformers' own bars and hints off the terminal; errors still show."""
+    hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:

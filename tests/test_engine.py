@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,15 +40,15 @@ class OracleDrafter:
         for row, (new, count) in enumerate(zip(tokens.tolist(), counts.tolist(), strict=True)):
             self.written[row] += new[:count]
         self.level = 0
-        return self._logits(1)[:, 0]
+        return self._logits(len(tokens), 1)[:, 0]
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
         self.level += 1
-        return self._logits(tokens.shape[1])
+        return self._logits(*tokens.shape)
 
-    def _logits(self, width: int) -> Tensor:
-        out = torch.zeros(len(self.written), width, VOCAB)
-        for row, written in enumerate(self.written):
+    def _logits(self, rows: int, width: int) -> Tensor:
+        out = torch.zeros(rows, width, VOCAB)
+        for row, written in enumerate(self.written[:rows]):
             whole = next((t for p, t in self.texts.items() if list(p[1:]) == written[: len(p) - 1] and written), None)
             at = len(written) + 1 + self.level  # the prompt's first token is never given
             if whole is not None and at < len(whole):
@@ -57,12 +59,12 @@ class OracleDrafter:
         self.written[to] = list(self.written[source])
 
 
-def requests(count: int = 5, **params: object) -> list[Request]:
+def requests(count: int = 4, **params: object) -> list[Request]:
     generator = torch.Generator().manual_seed(7)
     out = []
     for i in range(count):
         ids = torch.randint(3, VOCAB, (3 + 7 * i % 23,), generator=generator).tolist()
-        given = {"max_new_tokens": 20 + 5 * i, "seed": i, **params}
+        given = {"max_new_tokens": 12 + 5 * i, "seed": i, **params}
         out.append(Request(ids, SamplingParams(**given), id=str(i)))  # type: ignore[arg-type]
     return out
 
@@ -93,9 +95,9 @@ def test_a_head_does_not_change_a_token(family: str, temperature: float) -> None
     asked = requests(temperature=temperature, top_p=0.95)
     want = plain(target, asked)
     for tree in TREES:
-        for rows in (1, 3):
-            engine = Engine(target, Eagle3Drafter(target, random_head(target)), tree=tree, max_rows=rows, max_length=256)
-            assert_same(engine.generate(asked), want)
+        rows = 1 if tree.top_k == 1 else 3
+        engine = Engine(target, Eagle3Drafter(target, random_head(target)), tree=tree, max_rows=rows, max_length=256)
+        assert_same(engine.generate(asked), want)
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -179,26 +181,26 @@ def test_caches_hold_the_committed_tokens_but_the_last() -> None:
                 assert torch.allclose(mine, true, atol=1e-4)
 
 
-@given(st.data())
-@settings(max_examples=15, deadline=None)
-def test_joining_late_and_leaving_early_changes_no_row(data: st.DataObject) -> None:
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.9]))
+@settings(max_examples=10, deadline=None)
+def test_joining_late_and_leaving_early_changes_no_row(seed: int, temperature: float) -> None:
     target = tiny_target("llama")
-    temperature = data.draw(st.sampled_from([0.0, 0.9]))
-    asked = requests(6, temperature=temperature)
+    chance = random.Random(seed)
+    asked = requests(6, temperature=temperature, max_new_tokens=14)
     want = plain(target, asked)
     engine = Engine(
         target, Eagle3Drafter(target, random_head(target)), tree=TreeShape(3, 3, 6), max_rows=3, max_length=256
     )
-    waiting = list(data.draw(st.permutations(range(6))))
-    cancelled = data.draw(st.sets(st.integers(0, 5), max_size=2))
+    waiting = chance.sample(range(6), 6)
+    cancelled = set(chance.sample(range(6), chance.randrange(3)))
     tickets: dict[int, int] = {}
     done: dict[int, Result] = {}
     while waiting or engine.busy:
-        if waiting and data.draw(st.booleans()):
+        if waiting and chance.random() < 0.5:
             number = waiting.pop()
             tickets[engine.submit(asked[number])] = number
         for ticket, number in tickets.items():
-            if number in cancelled and data.draw(st.booleans()):
+            if number in cancelled and chance.random() < 0.3:
                 engine.cancel(ticket)
         for event in engine.step():
             if event.result is not None:

@@ -8,23 +8,34 @@ import typer
 
 from eyas.cli.bench import app as bench
 from eyas.cli.data import show
+from eyas.cli.demo import demo
 from eyas.cli.generate import generate
 from eyas.cli.respond import respond
 from eyas.cli.train import train
 from eyas.errors import EyasError
 from eyas.progress import console
+from eyas.target import transformers_quietly
+from eyas.threads import choose_threads
 
 app = typer.Typer(
-    help="Train, measure and run EAGLE-3 draft heads: the same tokens, sooner.",
     no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
 )  # fmt: skip
 data = typer.Typer(help="Look at training data.", no_args_is_help=True)
 data.command("show")(show)
+app.command()(demo)
 app.command()(respond)
 app.command()(train)
 app.command()(generate)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
+
+
+@app.callback()
+def prepare(context: typer.Context) -> None:
+    """Train, measure and run EAGLE-3 draft heads: the same tokens, sooner."""
+    transformers_quietly()
+    if context.invoked_subcommand != "demo":  # which only starts the others
+        console.print(f"using {choose_threads()}", style="dim")
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from eyas.data.prompts import Prompt, read_prompts
 from eyas.data.responses import respond as answer
 from eyas.data.rows import report_bad
 from eyas.data.self_prompts import write_own_prompts
+from eyas.data.store import FeatureStore, features_beside
 from eyas.data.temperatures import Temperatures
 from eyas.decoding.engine import Engine
 from eyas.decoding.sampling import SamplingParams
@@ -46,6 +48,9 @@ def respond(
     keep_answers: Annotated[
         bool, typer.Option(help="keep given earlier answers; write only the last one anew")
     ] = False,
+    features: Annotated[
+        bool, typer.Option("--features/--no-features", help="keep what training needs while answering (OUT.features)")
+    ] = False,
     flag: Annotated[
         list[str] | None, typer.Option(help="for the chat template, e.g. enable_thinking=false; repeatable")
     ] = None,
@@ -59,16 +64,25 @@ def respond(
     mix, flags = Temperatures.parse(temperature), parse_flags(flag or [])
     asked = _read(prompts) if prompts is not None else []
     params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed)
-    engine = Engine(Target.load(target, weights=weights), max_rows=batch, max_length=max_length)
+    model = Target.load(target, weights=weights)
+    engine = Engine(model, max_rows=batch, max_length=max_length)
+    start = time.monotonic()
     try:
         if prompts is None:
             asked = write_own_prompts(
                 engine, self_prompts, params=params, seed=seed, out=out.with_suffix(".prompts.jsonl"), flags=flags,
                 minutes=minutes and minutes * OWN_PROMPTS_SHARE,
             )  # fmt: skip
-        done = answer(
-            engine, asked, out, params=params, temperatures=mix, flags=flags, rewrite=not keep_answers, minutes=minutes
-        )
+        left = None if minutes is None else max(0.0, minutes - (time.monotonic() - start) / 60)
+        settings: dict[str, Any] = {
+            "params": params, "temperatures": mix, "flags": flags, "rewrite": not keep_answers, "minutes": left,
+        }  # fmt: skip
+        if features:
+            engine = Engine(model, max_rows=batch, max_length=max_length, features=True)
+            with FeatureStore(features_beside(out), model) as store:
+                done = answer(engine, asked, out, on_result=store.take, **settings)
+        else:
+            done = answer(engine, asked, out, **settings)
     except KeyboardInterrupt:
         console.print(f"stopped; what was finished is kept in {out}, run the same command again to go on", markup=False)
         raise typer.Exit(130) from None

@@ -9,6 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from eyas.data.samples import read_responses
+from eyas.data.store import features_beside
 from eyas.errors import EyasError
 from eyas.progress import console
 from eyas.target import Target
@@ -57,7 +58,7 @@ def train(
     samples = read_responses(responses, fingerprint=model.fingerprint, vocab_size=model.vocab_size)
     try:
         reached = run(
-            model, samples, out, config, features=features or responses.with_suffix(".features"), held_out=held_out,
+            model, samples, out, config, features=features or features_beside(responses), held_out=held_out,
             max_length=max_length,
         )  # fmt: skip
     except KeyboardInterrupt:

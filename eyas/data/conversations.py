@@ -11,12 +11,15 @@ from eyas.errors import EyasError
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython"}
 SHAREGPT_ROLES = {
-    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
-    "model": "assistant", "bot": "assistant", "tool": "tool", "observation": "tool", "function_response": "tool",
-    "tool_response": "tool", "function_call": "function_call", "tool_call": "function_call",
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "tool": "tool", "observation": "tool",
+    "function_response": "tool", "tool_response": "tool", "function_call": "function_call",
+    "tool_call": "function_call",
 }  # fmt: skip
+SETTING_ROLES = {"system", "developer"}  # may be empty, which is as good as absent
+SILENT_KEYS = {"role", "content", "name"}  # keys that say nothing where the content is empty
 QUESTION_KEYS = ("prompt", "question", "query", "text")
-ANSWER_KEYS = ("response", "completion", "answer", "output", "chosen")
+ANSWER_KEYS = ("response", "completion", "answer", "output")
 
 
 def conversation(row: dict[str, Any]) -> list[Message]:
@@ -122,15 +125,16 @@ def _parsed(value: Any, what: str) -> Any:
 
 
 def _checked(messages: list[Message]) -> list[Message]:
+    """`messages` as templates take them, empty system messages left out. Raises EyasError for what cannot be meant."""
     for number, message in enumerate(messages, 1):
         if message.get("role") not in ROLES:
             raise EyasError(f"message {number} has the role {message.get('role')!r}")
-    plain = plain_messages(messages)
+    plain = [m for m in plain_messages(messages) if m["role"] not in SETTING_ROLES or m.get("content", "").strip()]
     for number, message in enumerate(plain, 1):
         said = message.get("content", "")
         if "\0" in said or any("\ud800" <= c <= "\udfff" for c in said):
             raise EyasError(f"message {number} holds characters that are no text")
-        if not said.strip() and (message["role"] == "user" or (message["role"] != "tool" and len(message) <= 2)):
+        if not said.strip() and (message["role"] == "user" or not message.keys() - SILENT_KEYS):
             raise EyasError(f"message {number} ({message['role']}) is empty")
     if not any(message["role"] == "user" for message in plain):
         raise EyasError("there is no user turn")

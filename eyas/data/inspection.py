@@ -63,9 +63,8 @@ def sample_warnings(sample: Sample, tokenizer: PreTrainedTokenizerBase, eos_ids:
         found.append("a BOS token is supervised")
     if any(start == 0 for start, _ in sample.spans):
         found.append("the first token is supervised, though nothing comes before it")
-    last = len(sample.spans) - 1
-    cut = sample.finish in ("length", "stop")
-    if any(sample.ids[end - 1] not in ends and not (cut and k == last) for k, (_, end) in enumerate(sample.spans)):
+    whole = sample.finish not in ("length", "stop")
+    if whole and any(sample.ids[end - 1] not in ends for _, end in sample.spans):
         found.append("an answer has no end-of-turn token supervised")
     return found
 

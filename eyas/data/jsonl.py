@@ -95,9 +95,10 @@ class GrowingFile:
             raise EyasError(f"{self.path}: exists already and holds no {header['eyas']} by eyas; choose another name")
         for key in header:
             if old.get(key) != header[key]:
+                told = _difference(key, old.get(key), header[key])
                 raise EyasError(
-                    f"{self.path}: was begun with {_difference(key, old.get(key), header[key])}; give the same settings to "
-                    "go on with it, or another name to begin anew"
+                    f"{self.path}: was begun with {told}; give the same settings to go on with it, or another name to "
+                    "begin anew"
                 )
         return self._mend()
 

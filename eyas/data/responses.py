@@ -179,7 +179,7 @@ class _Job:
             if found := by_id.get(str(row.get("id"))):
                 conversation, turn = found
                 self._answered.add(conversation.answer_id(turn))
-                texts[conversation.id, turn] = answer_text(tokenizer, row["ids"][row["prompt_len"] :])
+                texts[conversation.id, turn] = answer_text(tokenizer, row["ids"][row["prompt_len"] :], self.params.stop)
         for c in conversations:
             while (c.id, len(c.answers)) in texts:
                 c.answers.append(texts[c.id, len(c.answers)])
@@ -244,7 +244,7 @@ class _Job:
         if conversation.category:
             row["category"] = conversation.category
         self.file.append(row)
-        conversation.answers.append(answer_text(self.engine.target.tokenizer, result.ids))
+        conversation.answers.append(answer_text(self.engine.target.tokenizer, result.ids, self.params.stop))
         self._answered.add(ask.id)
         self.summary.written += 1
         self.summary.tokens += len(result.ids)
@@ -257,11 +257,10 @@ class _Job:
         return {"limit in": f"{left:.0f} s"}
 
 
-def answer_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """What the target said, as the next turn's history holds it: generated ids as text, special tokens left out."""
-    text = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert isinstance(text, str)
-    return text
+def answer_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+    """What the target said, as the next turn's history holds it: without special tokens and from a stop string on."""
+    text = str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
 
 
 def _header(

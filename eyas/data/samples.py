@@ -36,7 +36,7 @@ def open_responses(
     path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None
 ) -> ResponseFile:  # fmt: skip
     """Read rows {id, ids, prompt_len | spans, finish, temperature, category}, turns of one conversation joined where
-    the later begins with the earlier.
+    the later begins with the earlier. A second answer under the id "x" is called "x#2".
 
     Raises EyasError when the file is missing or has no good row, when its header names another target than
     `fingerprint`, or when a row holds an id outside `vocab_size`.
@@ -44,6 +44,7 @@ def open_responses(
     path = Path(path)
     out = ResponseFile()
     turns: defaultdict[str, dict[int, Sample]] = defaultdict(dict)
+    seen: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)  # the texts under each id
     for line, row, why in read_rows(path):
         if row is not None and is_header(row):
             out.header = row
@@ -52,13 +53,16 @@ def open_responses(
         if row is not None:
             sample, why = _sample(row)
             if sample is not None:
-                turn = int(row["turn"]) if isinstance(row.get("turn"), int) else 1
-                conversation = str(row.get("conversation", sample.id))
-                if turn not in turns[conversation]:
+                texts = seen[sample.id]
+                if tuple(sample.ids) not in texts:
                     _check_ids(path, line, sample, vocab_size)
-                    turns[conversation][turn] = sample
+                    texts.add(tuple(sample.ids))
+                    if len(texts) > 1:
+                        sample = replace(sample, id=f"{sample.id}#{len(texts)}")
+                    conversation = str(row.get("conversation", sample.id)) if len(texts) == 1 else sample.id
+                    turns[conversation][int(row.get("turn", 1))] = sample
                     continue
-                why = f"the id {sample.id!r} was there before"
+                why = f"says again what an earlier row with the id {sample.id!r} says"
         out.bad.append(BadRow(str(path), line, why))
     out.samples = [s for told in turns.values() for s in merge_turns([told[turn] for turn in sorted(told)])]
     if not out.samples:
@@ -117,7 +121,8 @@ def truncate(samples: Iterable[Sample], max_length: int) -> Truncated:
             kept.append(replace(sample, ids=sample.ids[:max_length], spans=spans))
     if dropped and not kept:
         raise EyasError(
-            f"none of the {dropped} samples has a supervised token among its first {max_length}; raise the maximum length"
+            f"none of the {dropped} samples has a supervised token among its first {max_length}; raise the maximum "
+            "length"
         )
     return Truncated(kept, cut, dropped)
 
@@ -169,8 +174,8 @@ class Statistics:
         share = 100 * self.supervised / self.tokens if self.tokens else 0.0
         ends = ", ".join(f"{name} {count:,}" for name, count in sorted(self.finish.items()))
         return (
-            f"{self.samples:,} samples, {self.tokens:,} tokens (longest {self.longest:,}), {self.supervised:,} supervised "
-            f"({share:.0f}%), {self.distinct:,} distinct among them" + (f"; ends: {ends}" if ends else "")
+            f"{self.samples:,} samples, {self.tokens:,} tokens (longest {self.longest:,}), {self.supervised:,} "
+            f"supervised ({share:.0f}%), {self.distinct:,} distinct among them" + (f"; ends: {ends}" if ends else "")
         )
 
 
@@ -214,6 +219,8 @@ def _sample(row: dict[str, Any]) -> tuple[Sample | None, str]:
         return None, wrong
     words = {key: row[key] for key in ("category", "finish") if isinstance(row.get(key), str)}
     temperature = row.get("temperature")
+    if type(row.get("turn", 1)) is not int or not isinstance(row.get("conversation", ""), str):
+        return None, "turn is no number or conversation no name"
     heat = float(temperature) if isinstance(temperature, (int, float)) else None
     return Sample(str(name), ids, spans, temperature=heat, **words), ""
 
@@ -222,14 +229,14 @@ def _check_target(path: Path, header: dict[str, Any], fingerprint: str | None) -
     told = header.get("target")
     if fingerprint is not None and told is not None and told != fingerprint:
         raise EyasError(
-            f"{path} was written by the target '{header.get('target_name', '?')}' (fingerprint {told}), not by the one in "
-            f"use ({fingerprint}); give that target or have this one write the answers anew"
+            f"{path} was written by the target '{header.get('target_name', '?')}' (fingerprint {told}), not by the one "
+            f"in use ({fingerprint}); give that target or have this one write the answers anew"
         )
 
 
 def _check_ids(path: Path, line: int, sample: Sample, vocab_size: int | None) -> None:
     if vocab_size is not None and max(sample.ids) >= vocab_size:
         raise EyasError(
-            f"{path}:{line}: row '{sample.id}' holds the token id {max(sample.ids)}, but the target's vocabulary has only "
-            f"{vocab_size}; the file belongs to another target"
+            f"{path}:{line}: row '{sample.id}' holds the token id {max(sample.ids)}, but the target's vocabulary has "
+            f"only {vocab_size}; the file belongs to another target"
         )

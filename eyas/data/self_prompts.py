@@ -128,6 +128,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.start = time.monotonic()
+        self._waiting: dict[int, Any] = {}  # answers that came before an earlier try's
         self._seen: set[str] = set()
         self._triples: set[tuple[str, ...]] = set()  # distinct ones of all prompts kept
         self._said = 0  # all of theirs
@@ -143,21 +144,22 @@ class _Writer:
 
     def run(self, meter: Meter, file: GrowingFile | None) -> None:
         """Ask until there are enough; answers come in any order and are judged in the order of the tries."""
-        waiting: dict[int, Any] = {}
 
         def finish(result: Any) -> None:
-            waiting[int(result.id)] = result
-            while self.tries in waiting:
-                self._judge(self.tries, waiting.pop(self.tries), file)
+            self._waiting[int(result.id)] = result
+            while self.tries in self._waiting:
+                self._judge(self.tries, self._waiting.pop(self.tries), file)
                 self.tries += 1
             kept = len(self.prompts) / self.tries if self.tries else 0.0
             meter.at(len(self.prompts), kept=f"{kept:.0%}", distinct=f"{self._distinctness():.2f}")
 
-        self.engine.generate(self._asks(), on_finish=finish)
+        while len(self.prompts) < self.count and self.tries < self.max_tries and not self._out_of_time():
+            self.engine.generate(self._asks(), on_finish=finish)
 
     def _asks(self) -> Iterator[Ask]:
+        """The next tries, up to where there are enough if all that wait to be judged are good."""
         for number in range(self.tries, self.max_tries):
-            if len(self.prompts) >= self.count or self._out_of_time():
+            if len(self.prompts) + len(self._waiting) >= self.count or self._out_of_time():
                 return
             seed = derived_seed("own prompt", self.params.seed, number)
             yield Ask(self.opening.ids, dataclasses.replace(self.params, seed=seed), str(number))
@@ -166,8 +168,8 @@ class _Writer:
         why = ", ".join(f"{number} {reason}" for reason, number in self.dropped.most_common())
         if not self.prompts:
             raise EyasError(
-                f"the target wrote no usable prompt of its own in {self.tries} tries ({why or 'no time'}); give a file of "
-                "prompts instead"
+                f"the target wrote no usable prompt of its own in {self.tries} tries ({why or 'no time'}); give a file "
+                "of prompts instead"
             )
         if len(self.prompts) < self.count:
             limit = "the time limit" if self._out_of_time() else f"{self.tries} tries"

@@ -34,6 +34,11 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(work, path)
 
 
+def features_beside(answers: Path) -> Path:
+    """Where the features of a file of answers are kept unless told otherwise."""
+    return answers.with_suffix(".features")
+
+
 class FeatureStore:
     """The features of many texts, by the texts' keys (`eyas.data.features.text_key`).
 
@@ -91,6 +96,11 @@ class FeatureStore:
         self._fresh.append(features)
         if len(self._fresh) >= TEXTS_PER_SHARD:
             self.flush()
+
+    def take(self, result: Any) -> None:
+        """Move the features that a decoded answer carries (`result.features`) into the store."""
+        self.add(result.features)
+        result.features = None
 
     def flush(self) -> None:
         """Write what is not on disk yet. Raises EyasError when the disk is full."""

@@ -90,20 +90,26 @@ class Engine:
         `requests` is read only as rows become free, so an iterator can end a long job early. `on_finish` sees each result
         as it comes. Raises EyasError for a prompt that does not fit.
         """
-        source, results = iter(requests), {}
+        source = iter(requests)
+        results: dict[int, Result] = {}
         exhausted = False
-        while self.busy or not exhausted:
-            while not exhausted and len(self._rows) + len(self._waiting) < self.max_rows:
-                request = next(source, None)
-                if request is None:
-                    exhausted = True
-                else:
-                    self.submit(request)
-            for event in self.step():
-                if event.result is not None:
-                    results[event.ticket] = event.result
-                    if on_finish is not None:
-                        on_finish(event.result)
+        try:
+            while self.busy or not exhausted:
+                while not exhausted and len(self._rows) + len(self._waiting) < self.max_rows:
+                    request = next(source, None)
+                    if request is None:
+                        exhausted = True
+                    else:
+                        self.submit(request)
+                for event in self.step():
+                    if event.result is not None:
+                        results[event.ticket] = event.result
+                        if on_finish is not None:
+                            on_finish(event.result)
+        except BaseException:  # an interrupt must not leave its requests to the next caller
+            self._rows.clear()
+            self._waiting.clear()
+            raise
         return [results[ticket] for ticket in sorted(results)]
 
     def stream(self, request: Request) -> Iterator[Piece]:

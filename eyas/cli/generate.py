@@ -1,0 +1,73 @@
+"""`eyas generate`: one answer, streamed, with what was drafted in colour."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from eyas.bench.colour import Colourer, styled
+from eyas.chat import render
+from eyas.decoding.drafters import Eagle3Drafter
+from eyas.decoding.engine import Engine, Request
+from eyas.decoding.sampling import SamplingParams
+from eyas.decoding.stats import Stats
+from eyas.decoding.tree import TreeShape
+from eyas.heads.files import load_head
+from eyas.target import Target
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="what to ask; - reads it from the standard input")],
+    target: Annotated[
+        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
+    ] = "smollm2",
+    head: Annotated[Path | None, typer.Option(help="folder of a head; without one, plain decoding")] = None,
+    temperature: Annotated[float, typer.Option(help="0 = greedy")] = 0.0,
+    seed: Annotated[int, typer.Option(help="of the sampling noise")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="at most this many")] = 256,
+    tree: Annotated[str | None, typer.Option(help="DEPTHxTOPKxTOTAL or chain:K")] = None,
+    weights: Annotated[str, typer.Option(help="packing of the linear products: stock, fp32, fp16 or int8")] = "stock",
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts/--plain", help="colour the accepted drafts, or not")
+    ] = True,
+) -> None:
+    """Answer one prompt. Drafted and accepted tokens are bold green; the last line says what the head brought."""
+    shape = TreeShape.parse(tree) if tree else None
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    model = Target.load(target, weights=weights)
+    drafter = Eagle3Drafter(model, load_head(head, model), weights=weights) if head else None
+    asked = sys.stdin.read() if prompt == "-" else prompt
+    ids = render(model.tokenizer, [{"role": "user", "content": asked}])
+    engine = Engine(model, drafter, tree=shape, max_length=len(ids) + max_new_tokens)
+    show(engine, Request(ids, params), Console(highlight=False), show_drafts=show_drafts)
+
+
+def show(engine: Engine, request: Request, console: Console, *, show_drafts: bool) -> None:
+    """Stream the answer to `request` to `console`, then a line of what it took."""
+    colourer = Colourer(engine.target.tokenizer)
+    start = time.perf_counter()
+    for piece in engine.stream(request):
+        accepted = piece.accepted if show_drafts else [False] * len(piece.ids)
+        console.print(styled(colourer.feed(piece.ids, accepted)), end="", soft_wrap=True)
+    seconds = time.perf_counter() - start
+    console.print(styled(colourer.rest()), soft_wrap=True)
+    console.print(statistics_line(engine.stats, seconds), style="dim")
+
+
+def statistics_line(stats: Stats, seconds: float) -> str:
+    """What an answer took, in one line; `seconds` are those of the wall, prefill included."""
+    decode = max(seconds - stats.prefill_s, 1e-9)
+    parts = [
+        f"{stats.emitted + 1} tokens in {seconds:.1f} s",
+        f"{stats.emitted / decode:.1f} tokens/s after {stats.prefill_s:.1f} s of prefill",
+        f"tau {stats.tau:.2f}",
+        f"{stats.target_forwards} target forwards",
+    ]
+    if stats.drafted:
+        parts.append(f"{stats.accepted} of {stats.drafted} drafted tokens accepted")
+    return ", ".join(parts)
