@@ -208,9 +208,7 @@ def _plain(message: Message, number: int) -> Message:
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
         if len(texts) < len(parts):
-            raise EyasError(
-                f"message {number} holds a part that is not text (an image or audio?); eyas reads text only"
-            )
+            raise EyasError(f"message {number} holds a part that is not text (an image or audio?); eyas reads text only")
         plain["content"] = "\n".join(texts)
     elif content is not None and not isinstance(content, str):
         raise EyasError(f"message {number} has a content that is no text but {type(content).__name__}")

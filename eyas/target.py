@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,10 @@ from transformers.utils import logging as hf_logging
 
 from eyas.errors import EyasError
 from eyas.kernels.attention import attend
-from eyas.kernels.packed import pack_linears
+from eyas.kernels.packed import Weights, pack_linears
 from eyas.locate import locate
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-WEIGHTS = ("stock", "fp32", "fp16", "int8")
 
 
 class CacheView(Protocol):
@@ -134,12 +133,14 @@ class Target:
 
     Attributes: `name` (what the user wrote), `fingerprint` (16 hex digits naming the weights, the same in every dtype),
     `tokenizer`, `hidden_size` H, `vocab_size` V, `num_layers`, `max_length` (context limit, tokens), `tap_ids`, `eos_ids`,
-    `layer_shapes` (what each layer caches), `weights` (how the products are packed).
+    `layer_shapes` (what each layer caches), `weights` (how the products are packed). What heads start from:
+    `embedding` [V, H], `lm_head_weight` [V, H] (the embedding itself where tied), `final_norm_weight` [H] or None, and
+    `last_layer`, the last decoder layer's parameters by their names inside it, e.g. `self_attn.q_proj.weight`.
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, name: str,
-        taps: tuple[int, ...] | None = None, weights: str = "stock",
+        self, model: Any, tokenizer: PreTrainedTokenizerBase, *, name: str,
+        taps: tuple[int, ...] | None = None, weights: Weights = "stock",
     ) -> None:  # fmt: skip
         config = model.config.get_text_config()
         if getattr(model, "_is_stateful", False) or "linear_attention" in (getattr(config, "layer_types", None) or []):
@@ -158,8 +159,8 @@ class Target:
         self.fingerprint = _fingerprint(model)
         embedding = model.get_input_embeddings().weight
         self.device, self.dtype = embedding.device, embedding.dtype
-        self._base: nn.Module = model.get_decoder()
-        self._head: nn.Module = model.get_output_embeddings()
+        self._base: Any = model.get_decoder()
+        self._head: Any = model.get_output_embeddings()
         self._caught: dict[int, Tensor] = {}
         for tap in set(self.tap_ids):
             self._base.layers[tap].register_forward_pre_hook(self._catcher(tap), with_kwargs=True)
@@ -170,9 +171,14 @@ class Target:
         if kinds and not self._mask_by_kind:
             self._window = None  # a window the configuration names but no layer uses
         self.layer_shapes = self._probe()
-        self.weights = weights
+        # Heads start from these; packing replaces the modules that hold them.
+        self.lm_head_weight: Tensor = self._head.weight
+        self.last_layer: dict[str, Tensor] = dict(self._base.layers[-1].named_parameters())
+        self.final_norm_weight: Tensor | None = getattr(self._base.norm, "weight", None)
+        self.weights: Weights = weights
         if weights != "stock":
-            pack_linears(model, weights)
+            self.weights = pack_linears(model, weights).weights
+            self._head = model.get_output_embeddings()
 
     @classmethod
     def load(
@@ -186,16 +192,16 @@ class Target:
         """
         if dtype not in DTYPES:
             raise EyasError(f"unknown dtype '{dtype}'; choose one of {', '.join(DTYPES)}")
-        if weights not in WEIGHTS:
-            raise EyasError(f"unknown weight packing '{weights}'; choose one of {', '.join(WEIGHTS)}")
+        if weights not in get_args(Weights):
+            raise EyasError(f"unknown weight packing '{weights}'; choose one of {', '.join(get_args(Weights))}")
         path = locate(str(spec))
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
+            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise EyasError(f"cannot load the target '{spec}': {reason}") from error
-        return cls(model.to(device), tokenizer, name=str(spec), taps=taps, weights=weights)
+        return cls(model.to(device), tokenizer, name=str(spec), taps=taps, weights=cast(Weights, weights))
 
     # -- forwards ---------------------------------------------------------------------------------------------------
 
@@ -233,26 +239,10 @@ class Target:
         """The target's own vocabulary projection: final normed states [..., H] -> float32 logits [..., V]."""
         return self._head(hidden).float()
 
-    # -- what heads take from their target --------------------------------------------------------------------------
-
     @property
     def embedding(self) -> Tensor:
         """The input embedding [V, H]."""
         return self.model.get_input_embeddings().weight
-
-    @property
-    def lm_head_weight(self) -> Tensor:
-        """The rows of the vocabulary projection [V, H] (the embedding itself where the target ties them)."""
-        return self._head.weight
-
-    @property
-    def final_norm_weight(self) -> Tensor | None:
-        """The scale [H] of the norm before the vocabulary projection, where the family has such a thing."""
-        return getattr(self._base.norm, "weight", None)
-
-    def layer_weights(self, layer: int) -> dict[str, Tensor]:
-        """The parameters of one decoder layer by their names inside the layer, e.g. `self_attn.q_proj.weight`."""
-        return dict(self._base.layers[layer].named_parameters())
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -292,7 +282,7 @@ def _checked_taps(taps: tuple[int, ...] | None, num_layers: int) -> tuple[int, i
     return taps[0], taps[1], taps[2]
 
 
-def _eos_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def _eos_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every id that ends a text: the generation config's, the model config's and the tokenizer's."""
     ids: set[int] = set()
     for given in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
@@ -301,7 +291,7 @@ def _eos_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[
     return frozenset(ids)
 
 
-def _fingerprint(model: nn.Module) -> str:
+def _fingerprint(model: Any) -> str:
     """16 hex digits over the architecture and a sample of every parameter, rounded to bfloat16 so that dtype plays no part."""
     config = model.config.get_text_config()
     facts = [config.model_type, config.hidden_size, config.num_hidden_layers, config.vocab_size]

@@ -162,9 +162,7 @@ def test_tool_calls_and_results_pass_through_the_models_own_template():
 
 
 def test_end_token_that_only_one_turn_uses_is_supervised():
-    template = CHATML.replace(
-        "{{ m.content }}<|im_end|>", "{{ m.content }}{{ '<|eom|>' if m.tool_calls else '<|im_end|>' }}"
-    )
+    template = CHATML.replace("{{ m.content }}<|im_end|>", "{{ m.content }}{{ '<|eom|>' if m.tool_calls else '<|im_end|>' }}")
     tokenizer = toy_tokenizer(template)
     call = {"type": "function", "function": {"name": "add", "arguments": {}}}
     chat = [user("hello"), assistant("add()", tool_calls=[call]), {"role": "tool", "content": "2"}, assistant("two")]
@@ -176,9 +174,7 @@ def test_template_without_end_token_supervises_the_content_alone():
     tokenizer = toy_tokenizer(PLAIN)
     (row,) = supervised_rows(tokenizer, CHAT[:2])
     assert spoken(tokenizer, row) == ["hello"]
-    assert sample_warnings(row, tokenizer, {tokenizer.eos_token_id}) == [
-        "an answer has no end-of-turn token supervised"
-    ]
+    assert sample_warnings(row, tokenizer, {tokenizer.eos_token_id}) == ["an answer has no end-of-turn token supervised"]
 
 
 def test_given_eos_ids_end_a_turn_too():

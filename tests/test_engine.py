@@ -168,9 +168,7 @@ def test_caches_hold_the_committed_tokens_but_the_last() -> None:
             length = text.shape[1] - 1
             assert int(engine.cache.lengths[slot]) == length
             for layer in range(target.num_layers):
-                for mine, true in zip(
-                    engine.cache.keys_values(layer, slot), fresh.cache.keys_values(layer, 0), strict=True
-                ):
+                for mine, true in zip(engine.cache.keys_values(layer, slot), fresh.cache.keys_values(layer, 0), strict=True):
                     assert torch.allclose(mine, true[:, :length], atol=1e-4)
             again = Eagle3Drafter(target, head)
             again.allocate(1, 256, 0)
@@ -188,9 +186,7 @@ def test_joining_late_and_leaving_early_changes_no_row(seed: int, temperature: f
     chance = random.Random(seed)
     asked = requests(6, temperature=temperature, max_new_tokens=14)
     want = plain(target, asked)
-    engine = Engine(
-        target, Eagle3Drafter(target, random_head(target)), tree=TreeShape(3, 3, 6), max_rows=3, max_length=256
-    )
+    engine = Engine(target, Eagle3Drafter(target, random_head(target)), tree=TreeShape(3, 3, 6), max_rows=3, max_length=256)
     waiting = chance.sample(range(6), 6)
     cancelled = set(chance.sample(range(6), chance.randrange(3)))
     tickets: dict[int, int] = {}
@@ -219,7 +215,7 @@ def test_streaming_gives_the_same_text_in_whole_characters() -> None:
     pieces = list(engine.stream(request))
     assert "".join(p.text for p in pieces) == want.text
     assert [i for p in pieces for i in p.ids] == want.ids
-    for piece in engine.stream(request):  # leaving early frees the slot
+    for _ in engine.stream(request):  # leaving early frees the slot
         break
     assert not engine.busy
 

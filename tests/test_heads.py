@@ -60,9 +60,7 @@ def test_a_head_for_another_target_is_refused(changes: dict[str, int], named: st
 
 
 def drop(name: str) -> Callable[[Path], None]:
-    return lambda folder: save_file(
-        {k: v for k, v in load_file(folder / WEIGHTS).items() if k != name}, folder / WEIGHTS
-    )
+    return lambda folder: save_file({k: v for k, v in load_file(folder / WEIGHTS).items() if k != name}, folder / WEIGHTS)
 
 
 def put(name: str, tensor: torch.Tensor) -> Callable[[Path], None]:
@@ -112,7 +110,7 @@ def test_the_draft_vocabulary_maps_one_to_one(ids: list[int], size: int) -> None
     d2t = choose_vocabulary(counts, size)
     chosen = Eagle3Head.draft_ids(d2t)
     assert len(chosen) == size and len(chosen.unique()) == size
-    assert bool((chosen.diff() > 0).all()) and 0 <= int(chosen.min()) and int(chosen.max()) < 31
+    assert bool((chosen.diff() > 0).all()) and int(chosen.min()) >= 0 and int(chosen.max()) < 31
     if size < 31:
         left_out = torch.ones(31, dtype=torch.bool)
         left_out[chosen] = False

@@ -135,9 +135,7 @@ def test_conversation_is_answered_turn_by_turn_with_the_targets_own_answers(tmp_
     assert samples["c#3"].ids == told["c#3"]["ids"]
     # interrupted between the turns: the same answers
     part = tmp_path / "part.jsonl"
-    part.write_text(
-        "".join(line + "\n" for line in out.read_text().splitlines() if '"turn":1' in line or '"eyas"' in line)
-    )
+    part.write_text("".join(line + "\n" for line in out.read_text().splitlines() if '"turn":1' in line or '"eyas"' in line))
     respond(engine(), [Prompt("t", [user("one"), user("two")]), Prompt("c", chat)], part, params=PARAMS)
     assert rows(part) == told
 
@@ -308,9 +306,7 @@ ROW = {"id": "a", "temperature": 0.8, "prompt_len": 2, "finish": "length", "ids"
 
 
 def test_rows_without_a_header_and_with_spans(tmp_path):
-    path = write(
-        tmp_path / "r.jsonl.gz", [ROW, {"id": 2, "ids": [1, 2, 3, 4, 5], "spans": [[1, 2], [3, 5]], "category": "c"}]
-    )
+    path = write(tmp_path / "r.jsonl.gz", [ROW, {"id": 2, "ids": [1, 2, 3, 4, 5], "spans": [[1, 2], [3, 5]], "category": "c"}])
     assert read_responses(path, fingerprint="x", vocab_size=9) == [
         Sample("a", [5, 6, 7, 8], [(2, 4)], "", "length", 0.8),
         Sample("2", [1, 2, 3, 4, 5], [(1, 2), (3, 5)], "c"),
@@ -415,10 +411,7 @@ def test_statistics():
     told = statistics([Sample("a", [1, 2, 3], [(1, 3)], finish="eos"), Sample("b", [1, 3], [(1, 2)], finish="length")])
     assert (told.samples, told.tokens, told.supervised, told.distinct, told.longest) == (2, 5, 3, 2, 3)
     assert told.finish == {"eos": 1, "length": 1}
-    assert (
-        told.line()
-        == "2 samples, 5 tokens (longest 3), 3 supervised (60%), 2 distinct among them; ends: eos 1, length 1"
-    )
+    assert told.line() == "2 samples, 5 tokens (longest 3), 3 supervised (60%), 2 distinct among them; ends: eos 1, length 1"
     assert statistics([]).line().startswith("0 samples")
 
 
@@ -559,9 +552,7 @@ def test_embedded_target_answers_and_writes_prompts(tmp_path):
         assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
         assert text.count(begin) == 1
     assert look(out, target).warnings == {}
-    given, _ = given_samples(
-        [Prompt("g", [user("Hi"), assistant("Hello!"), user("Bye"), assistant("Bye!")])], target.tokenizer
-    )
+    given, _ = given_samples([Prompt("g", [user("Hi"), assistant("Hello!"), user("Bye"), assistant("Bye!")])], target.tokenizer)
     assert [target.tokenizer.decode(given[0].ids[a:b]) for a, b in given[0].spans] == [
         "Hello!<|im_end|>",
         "Bye!<|im_end|>",

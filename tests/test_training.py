@@ -101,8 +101,7 @@ def corpus(count: int = 24) -> list[Sample]:
     ]
     results = Engine(target, max_rows=8, max_length=64).generate(asked)
     return [
-        Sample(r.id, [*q.ids, *r.ids], [(len(q.ids), len(q.ids) + len(r.ids))])
-        for q, r in zip(asked, results, strict=True)
+        Sample(r.id, [*q.ids, *r.ids], [(len(q.ids), len(q.ids) + len(r.ids))]) for q, r in zip(asked, results, strict=True)
     ]
 
 
@@ -113,9 +112,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "state.pt", weights_only=True)["head"]
 
 
-def test_training_raises_acceptance_and_a_resumed_run_is_bit_equal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_raises_acceptance_and_a_resumed_run_is_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, samples = tiny_target("llama"), corpus()
     straight = train(target, samples, tmp_path / "a", CONFIG, features=tmp_path / "f", held_out=6)
     rows = [json.loads(line) for line in (tmp_path / "a/log.jsonl").read_text().splitlines()]

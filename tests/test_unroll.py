@@ -73,11 +73,7 @@ def test_step_k_of_the_unroll_is_the_kth_step_of_drafting(family: str) -> None:
     assert compared == int(masks.sum())
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(2, 20), st.lists(st.booleans(), min_size=20, max_size=20)), min_size=1, max_size=4
-    )
-)
+@given(st.lists(st.tuples(st.integers(2, 20), st.lists(st.booleans(), min_size=20, max_size=20)), min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_the_mask_names_each_supervised_token_once_per_step(shapes: list[tuple[int, list[bool]]]) -> None:
     texts = []

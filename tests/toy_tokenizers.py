@@ -55,8 +55,7 @@ MISTRAL = (
     "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
 PLAIN = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
 SPECIALS = (
@@ -90,9 +89,7 @@ def toy_tokenizer(
     """A byte-level BPE with a few merges (two newlines are one token). With `adds_bos` the tokenizer itself puts a BOS
     before every text that it is not told to leave alone, as Llama's does."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {
-        token: i for i, token in enumerate([*SPECIALS, *symbols, *(a + b for a, b in MERGES), "<think>", "</think>"])
-    }
+    vocab = {token: i for i, token in enumerate([*SPECIALS, *symbols, *(a + b for a, b in MERGES), "<think>", "</think>"])}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=MERGES))
     backend.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(r"\s*[\r\n]+|: | ?[^\s:]+|\s+"), "isolated"),

@@ -113,7 +113,8 @@ def figures_of(rows: Sequence[Row], name: str, depths: Depths, *, head: str, tre
     runs = [row.runs[name] for row in rows]
     base = [row.runs[PLAIN] for row in rows]
     decode_s, prefill_s = sum(r.decode_s for r in runs), sum(r.prefill_s for r in runs)
-    draft, verify = (sum(t) / decode_s if decode_s else 0.0 for t in zip(*((r.draft_s, r.verify_s) for r in runs)))
+    draft = sum(r.draft_s for r in runs) / decode_s
+    verify = sum(r.verify_s for r in runs) / decode_s
     against = speed_columns(groups, [name, PLAIN])  # [N, 4]
     whole = [sum(r.tokens for r in side) / sum(r.decode_s + r.prefill_s for r in side) for side in (runs, base)]
     return Figures(

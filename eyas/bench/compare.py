@@ -16,8 +16,8 @@ from eyas.bench.figures import PLAIN, Interval, RaceReport, Row
 from eyas.errors import EyasError
 
 RULE = (
-    "ratio: second / first on the prompts both have, with its 95 % bootstrap interval over prompts; a change is real when "
-    "the interval leaves out 1 and, for speeds, the ratio is further from 1 than plain decoding was from itself"
+    "ratio: second / first on the prompts both have, with its 95 % bootstrap interval over prompts; a change is real "
+    "when the interval leaves out 1 and, for speeds, the ratio is further from 1 than plain decoding was from itself"
 )
 
 

@@ -143,6 +143,7 @@ class Noise(BaseModel):
 
     answers: int
     ratio: Interval
+    differing: int = 0  # answers whose tokens were not the same the second time
 
     @property
     def floor(self) -> float:

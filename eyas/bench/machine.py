@@ -1,8 +1,7 @@
-"""What a measurement was taken on and with: processor, libraries, files, memory."""
+"""What a measurement was taken on and with: processor, libraries, memory."""
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import resource
 import sys
@@ -29,21 +28,6 @@ def accelerated(device: torch.device) -> str:
 
 def versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "transformers", "eyas")}
-
-
-def digest(*parts: str | bytes) -> str:
-    """12 hex characters that stand for `parts`."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(part.encode() if isinstance(part, str) else part)
-        whole.update(b"\0")
-    return whole.hexdigest()[:12]
-
-
-def head_digest(folder: Path) -> str:
-    """Stands for a head: its weights and its config, in the order of their names."""
-    files = sorted(p for p in folder.iterdir() if p.suffix == ".safetensors" or p.name == "config.json")
-    return digest(*(part for p in files for part in (p.name, p.read_bytes())))
 
 
 class PeakMemory:

@@ -1,7 +1,7 @@
 """The report's plots as SVG to be set into a page, drawn in the page's own colours and type.
 
-matplotlib writes colours as hex numbers; the plots are drawn with reserved numbers (`INK`, `SERIES`, ...) which are then
-replaced by the page's CSS variables, so that one drawing serves light, dark and paper.
+matplotlib writes colours as hex numbers; the plots are drawn with reserved numbers (`INK`, `SERIES`, ...) which are
+then replaced by the page's CSS variables, so that one drawing serves light, dark and paper.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -26,7 +27,7 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", PAPER: "--paper"} |
 }
 WIDTH = 6.1  # inches of 72 units: half the page, where a unit is about a pixel
 
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "font.size": 12,
     "axes.edgecolor": GRID,
@@ -65,7 +66,7 @@ def speed(report: RaceReport) -> str:
             axes.barh(i, found.value, height=0.6, color=SERIES[i % len(SERIES)])
             if found.high > found.low:
                 axes.plot([found.low, found.high], [i, i], color=INK, linewidth=1.4)
-            axes.text(max(found.value, found.high) + widest * 0.015, i, f"{found.value:.1f}", va="center", weight="bold")
+            axes.text(found.high + widest * 0.015, i, f"{found.value:.1f}", va="center", weight="bold")
         axes.set_yticks(range(len(names)), names, color=INK)
         axes.invert_yaxis()
         axes.set_xlim(0, widest * 1.12)
@@ -76,7 +77,7 @@ def speed(report: RaceReport) -> str:
 
 
 def acceptance(report: RaceReport) -> str:
-    """n-alpha by depth: conditional rates as bars, joint rates as a line."""
+    """n-alpha by depth: conditional rates as bars, joint rates as rings (one drafter's are joined by a line)."""
     drafters = {n: (i, f) for i, (n, f) in enumerate(report.drafters.items()) if f.n_alpha}
     if not drafters:
         return ""
@@ -88,9 +89,8 @@ def acceptance(report: RaceReport) -> str:
             at = np.arange(1, len(found.n_alpha) + 1) + (place - (len(drafters) - 1) / 2) * width
             colour = SERIES[series % len(SERIES)]
             axes.bar(at, found.n_alpha, width * 0.94, color=colour, alpha=0.85)
-            joint_at = at[: len(found.joint)]
-            axes.plot(joint_at, found.joint, color=INK, linewidth=1.6, marker="o", markersize=5,
-                      markerfacecolor=PAPER, markeredgewidth=1.6)  # fmt: skip
+            axes.plot(at, found.joint, color=INK, linewidth=1.6 if len(drafters) == 1 else 0, marker="o",
+                      markersize=5, markerfacecolor=PAPER, markeredgewidth=1.6)  # fmt: skip
             if len(drafters) == 1:
                 for x, value in zip(at, found.n_alpha, strict=True):
                     axes.text(x, value + 0.02, f"{value:.2f}", ha="center", va="bottom", weight="bold")
@@ -103,38 +103,46 @@ def acceptance(report: RaceReport) -> str:
         return _svg(figure, "acceptance")
 
 
-def training(log: TrainingLog) -> str:
-    """Loss, and acceptance estimated while training: per unroll step, and as tau (dots: on held-out text)."""
+def training(log: TrainingLog) -> list[str]:
+    """Three plots over the minutes of training: loss and accuracy per unroll step, and tau on held-out text."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH * 2.1, 3.1), layout="constrained")
-        loss, accuracy, tau = figure.subplots(1, 3)
-        loss.plot(log.minutes, log.loss, color=SERIES[1], alpha=0.25, linewidth=1)
-        loss.plot(log.minutes, smooth(log.loss), color=SERIES[1], linewidth=1.8)
-        loss.set_title("Loss")
-        deepest = max((len(a) for a in log.accuracy), default=0)
-        for k in range(deepest):
-            shown = [(m, a[k]) for m, a in zip(log.minutes, log.accuracy, strict=True) if len(a) > k]
-            minutes, values = zip(*shown, strict=True)
-            fade = 1 - 0.75 * k / max(deepest, 1)
-            accuracy.plot(minutes, smooth(values), color=SERIES[1], linewidth=1.6, alpha=fade)
-            if k in (0, deepest - 1):
-                accuracy.annotate(f"depth {k + 1}", (minutes[-1], smooth(values)[-1]), xytext=(4, 0),
-                                  textcoords="offset points", va="center", fontsize=11, color=MUTED)  # fmt: skip
-        accuracy.set_title("Accuracy per unroll step")
-        accuracy.set_ylim(0, None)
-        tau.plot(log.minutes, smooth(log.tau), color=SERIES[1], linewidth=1.8)
-        if log.eval_minutes:
-            tau.plot(log.eval_minutes, log.eval_tau, color=INK, linewidth=1, linestyle=":", marker="o", markersize=5)
-            last = (log.eval_minutes[-1], log.eval_tau[-1])
-            tau.annotate(f"{log.eval_tau[-1]:.2f}", last, xytext=(0, -16), textcoords="offset points",
-                         ha="center", weight="bold")  # fmt: skip
-        tau.set_title("tau, estimated (dots: held out)")
-        for axes in (loss, accuracy, tau):
-            axes.margins(x=0.02)
-            axes.set_xlabel("minutes")
-            axes.yaxis.set_major_locator(MaxNLocator(5))
-            _grid(axes, "y")
-        return _svg(figure, "training")
+        loss = _per_step("Loss per unroll step", log.minutes, log.loss)
+        accuracy = _per_step("Accuracy per unroll step", log.minutes, log.accuracy)
+        accuracy.axes[0].set_ylim(0, None)
+        return [_svg(loss, "loss"), _svg(accuracy, "accuracy"), *([_svg(_tau(log), "tau")] if log.eval_tau else [])]
+
+
+def _per_step(title: str, minutes: Sequence[float], rows: Sequence[Sequence[float]]) -> Figure:
+    """One line per unroll step, the deeper the fainter; a step's line begins when the unroll reaches it."""
+    figure, axes = _over_minutes(title)
+    deepest = max((len(row) for row in rows), default=0)
+    for k in range(deepest):
+        shown = [(m, row[k]) for m, row in zip(minutes, rows, strict=True) if len(row) > k]
+        at, values = [m for m, _ in shown], smooth([v for _, v in shown])
+        axes.plot(at, values, color=SERIES[1], linewidth=1.6, alpha=1 - 0.75 * k / deepest)
+        if k in (0, deepest - 1):
+            axes.annotate(f"depth {k + 1}", (at[-1], values[-1]), xytext=(5, 0), textcoords="offset points",
+                          va="center", fontsize=11, color=MUTED)  # fmt: skip
+    return figure
+
+
+def _tau(log: TrainingLog) -> Figure:
+    figure, axes = _over_minutes("tau on held-out text, estimated")
+    axes.plot(log.eval_minutes, log.eval_tau, color=SERIES[1], linewidth=1.6, marker="o", markersize=5)
+    axes.annotate(f"{log.eval_tau[-1]:.2f}", (log.eval_minutes[-1], log.eval_tau[-1]), xytext=(7, 0),
+                  textcoords="offset points", va="center", weight="bold")  # fmt: skip
+    return figure
+
+
+def _over_minutes(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(4.2, 2.9), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title)
+    axes.margins(x=0.02)
+    axes.set_xlabel("minutes")
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    _grid(axes, "y")
+    return figure, axes
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -147,9 +155,9 @@ def smooth(values: Sequence[float]) -> list[float]:
     return out
 
 
-def _grid(axes: Axes, axis: str) -> None:
+def _grid(axes: Axes, axis: Literal["x", "y"]) -> None:
     axes.set_axisbelow(True)
-    axes.grid(True, axis="x" if axis == "x" else "y")
+    axes.grid(True, axis=axis)
 
 
 def _svg(figure: Figure, name: str) -> str:
@@ -159,8 +167,8 @@ def _svg(figure: Figure, name: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg viewBox="\1" class="plot" role="img" aria-label="{name}">',
-                  text, count=1, flags=re.DOTALL)  # fmt: skip
+    head = rf'<svg viewBox="\1" class="plot" role="img" aria-label="{name}">'
+    text = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', head, text, count=1, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r"(url\(|href=\")#", rf"\1#{name}-", text).replace("xlink:href", "href")
     text = re.sub(r"font: ([^;\"]*?)(\d+(?:\.\d+)?)px [^;\"]*", _type, text)

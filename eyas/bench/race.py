@@ -19,6 +19,7 @@ from eyas.bench.colour import stretches
 from eyas.bench.figures import PLAIN, Conditions, Depths, Noise, RaceReport, Row, Run, Sample, Skipped
 from eyas.bench.suites import Item
 from eyas.chat import template_hash
+from eyas.data.hashing import content_id
 from eyas.decoding.engine import Engine, Request, Result
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats
@@ -56,7 +57,7 @@ def race(
     """Let `engines` answer `items` under `params` and report every figure of `figures.DEFINITIONS`.
 
     `engines` maps a drafter's name to its engine; "plain" must be among them and is what the others are compared with.
-    `heads` maps names to the digest of a head's files. Item number n is sampled with seed `params.seed + n`. A prompt
+    `heads` maps names to the hash of a head's weights. Item number n is sampled with seed `params.seed + n`. A prompt
     that does not fit an engine is left out and listed in `skipped`. Ctrl-C ends the race early; what was measured by
     then is reported, marked `interrupted`.
 
@@ -137,7 +138,7 @@ class _Course:
         ids = item.prompt(self.target)
         params = replace(self.params, max_new_tokens=WARM_UP_TOKENS)
         for engine in self.engines.values():
-            engine.generate([Request(ids[: engine.max_length - WARM_UP_TOKENS], params)])
+            engine.generate([Request(ids[: max(1, engine.max_length - WARM_UP_TOKENS)], params)])
 
     def run(self, items: Sequence[Item]) -> None:
         batch = max(1, self.rules.batch)
@@ -175,11 +176,10 @@ class _Course:
             item, ids = conversation.item, prompts[conversation.number]
             truth = base.results[place].ids
             runs = {name: _run(finish, place, truth) for name, finish in finishes.items()}
-            place_of = {"id": item.id, "suite": item.suite, "category": item.category, "turn": turn}
-            self.rows.append(Row(**place_of, prompt_tokens=len(ids), runs=runs))
+            self.rows.append(_row(item, turn, len(ids), runs))
             if again is not None:
                 both = {PLAIN: runs[PLAIN], AGAIN: _run(again, place, truth)}
-                self.again.append(Row(**place_of, prompt_tokens=len(ids), runs=both))
+                self.again.append(_row(item, turn, len(ids), both))
             if conversation.number < self.rules.samples and turn == 1:
                 self._keep(item, {name: f.results[place] for name, f in finishes.items()})
             conversation.answers.append(base.results[place].text)
@@ -209,7 +209,7 @@ class _Course:
         """Keep the answers to a prompt's first turn as text."""
         for name, result in results.items():
             if name != PLAIN:
-                told = [tuple(s) for s in stretches(result.ids, result.accepted, self.target.tokenizer)]
+                told = [(s.text, s.accepted) for s in stretches(result.ids, result.accepted, self.target.tokenizer)]
                 question = item.question(self.target, 1)
                 self.samples.append(Sample(id=item.id, drafter=name, prompt=question, stretches=told))
 
@@ -228,7 +228,8 @@ class _Course:
         noise = None
         if self.again:
             columns = speed_columns(by_prompt(self.again), [AGAIN, PLAIN])
-            noise = Noise(answers=len(self.again), ratio=bootstrap(columns, speed_ratio))
+            differing = sum(not row.runs[AGAIN].identical for row in self.again)
+            noise = Noise(answers=len(self.again), ratio=bootstrap(columns, speed_ratio), differing=differing)
         drafters = {
             name: figures_of(
                 self.rows,
@@ -251,6 +252,12 @@ class _Course:
         )
 
 
+def _row(item: Item, turn: int, prompt_tokens: int, runs: dict[str, Run]) -> Row:
+    return Row(
+        id=item.id, suite=item.suite, category=item.category, turn=turn, prompt_tokens=prompt_tokens, runs=runs
+    )  # fmt: skip
+
+
 def _run(finish: _Finish, place: int, truth: list[int]) -> Run:
     """The figures of one answer out of a group's; the group's seconds are shared out by tokens."""
     result = finish.results[place]
@@ -269,7 +276,7 @@ def _run(finish: _Finish, place: int, truth: list[int]) -> Run:
         verify_s=stats.verify_s,
         identical=result.ids == truth,
         first_difference=first_difference(result.ids, truth),
-        digest=machine.digest(" ".join(map(str, result.ids))),
+        digest=content_id(result.ids),
     )
 
 

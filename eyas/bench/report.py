@@ -17,6 +17,7 @@ from eyas.bench.training_log import TrainingLog
 
 HEADLINES = ("tokens/s", "speed-up", "tokens identical")
 
+
 def table(report: RaceReport) -> RenderableType:
     """The race's figures for a terminal, each with its definition, then acceptance by depth and the conditions."""
     beside = len(report.drafters) <= 2  # with more drafters there is no room beside the figures
@@ -93,6 +94,8 @@ def footnotes(report: RaceReport) -> list[str]:
     if report.noise is not None:
         low, high = 100 * (report.noise.ratio.low - 1), 100 * (report.noise.ratio.high - 1)
         lines.append(f"noise {low:+.1f} to {high:+.1f} %: {DEFINITIONS['noise']}")
+        if report.noise.differing:
+            lines.append(f"plain decoding contradicts itself: {report.noise.differing} answers differ when run again")
     if report.skipped:
         first = report.skipped[0]
         count = "1 prompt" if len(report.skipped) == 1 else f"{len(report.skipped)} prompts"
@@ -123,7 +126,8 @@ def sample_text(report: RaceReport) -> Text:
     if not report.samples:
         return Text()
     sample = report.samples[0]
-    head = Text(f"{sample.drafter} answers \"{shortened(sample.prompt, 70)}\" (bold green: drafted and accepted)\n", "dim")
+    question = shortened(sample.prompt, 70)
+    head = Text(f'{sample.drafter} answers "{question}" (bold green: drafted and accepted)\n', "dim")
     return head + styled(Stretch(*told) for told in sample.stretches)
 
 

@@ -12,14 +12,13 @@ from eyas.errors import EyasError
 
 @dataclass
 class TrainingLog:
-    """Logged steps and evaluations; minutes since the training began on both."""
+    """Logged steps, and evaluations on held-out text; `minutes` are those of training."""
 
     minutes: list[float] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
-    accuracy: list[list[float]] = field(default_factory=list)  # per logged step: one value per unroll step
-    tau: list[float] = field(default_factory=list)  # estimated from those accuracies
+    loss: list[list[float]] = field(default_factory=list)  # per logged step: one value per unroll step
+    accuracy: list[list[float]] = field(default_factory=list)  # likewise
     eval_minutes: list[float] = field(default_factory=list)
-    eval_tau: list[float] = field(default_factory=list)  # on held-out text
+    eval_tau: list[float] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.minutes or self.eval_minutes)
@@ -53,6 +52,5 @@ def _add(log: TrainingLog, entry: dict[str, Any]) -> None:
         log.eval_tau.append(float(entry["tau_estimate"]))
         return
     log.minutes.append(float(entry["minutes"]))
-    log.loss.append(float(entry["loss"]))
-    log.accuracy.append([float(a) for a in entry["accuracy"]])
-    log.tau.append(float(entry["tau_estimate"]))
+    log.loss.append([float(value) for value in entry["loss"]])
+    log.accuracy.append([float(value) for value in entry["accuracy"]])

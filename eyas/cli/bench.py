@@ -31,14 +31,10 @@ def bench(
     target: Annotated[
         str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
     ] = "smollm2",
-    head: Annotated[
-        list[str] | None, typer.Option(help="a head's folder, or NAME=FOLDER; repeatable, to race several")
-    ] = None,
+    head: Annotated[list[str] | None, typer.Option(help="a head's folder, or NAME=FOLDER; repeatable, to race several")] = None,
     suite: Annotated[list[str] | None, typer.Option(help="suites of --suites by name, commas between")] = None,
     suites: Annotated[Path | None, typer.Option(help="folder of <name>.jsonl suites")] = None,
-    prompts: Annotated[
-        list[Path] | None, typer.Option(help="a file of prompts or of recorded answers; repeatable")
-    ] = None,
+    prompts: Annotated[list[Path] | None, typer.Option(help="a file of prompts or of recorded answers; repeatable")] = None,
     held_out: Annotated[
         float | None, typer.Option(help="of recorded answers take the share (or number) that training held out")
     ] = None,
@@ -52,9 +48,7 @@ def bench(
     weights: Annotated[str, typer.Option(help="packing of the linear products: stock, fp32, fp16 or int8")] = "stock",
     json: Annotated[Path | None, typer.Option(help="write the report here")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page of it here")] = None,
-    log: Annotated[
-        Path | None, typer.Option(help="training log for the page; default: the head's own log.jsonl")
-    ] = None,
+    log: Annotated[Path | None, typer.Option(help="training log for the page; default: the head's own log.jsonl")] = None,
 ) -> None:
     """Race plain decoding against a head on the same prompts: speed, acceptance, identical tokens or not."""
     if ctx.invoked_subcommand is not None:

@@ -22,9 +22,7 @@ PROMPT = "Explain to a child why the sky is blue."
 def demo(
     minutes: Annotated[float, typer.Option(help="bound of the whole run", min=2)] = 14,
     target: Annotated[str, typer.Option(help="the model to make faster")] = "smollm2",
-    out: Annotated[Path, typer.Option(help="where everything is kept; the same command goes on there")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, typer.Option(help="where everything is kept; the same command goes on there")] = Path("runs/demo"),
     weights: Annotated[str, typer.Option(help="packing of the target's weights")] = "fp16",
 ) -> None:
     """From a target alone to a faster, identical answer: prompts, answers, features, a head, a race, a report.

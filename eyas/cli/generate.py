@@ -32,15 +32,13 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="at most this many")] = 256,
     tree: Annotated[str | None, typer.Option(help="DEPTHxTOPKxTOTAL or chain:K")] = None,
     weights: Annotated[str, typer.Option(help="packing of the linear products: stock, fp32, fp16 or int8")] = "stock",
-    show_drafts: Annotated[
-        bool, typer.Option("--show-drafts/--plain", help="colour the accepted drafts, or not")
-    ] = True,
+    show_drafts: Annotated[bool, typer.Option("--show-drafts/--plain", help="colour the accepted drafts, or not")] = True,
 ) -> None:
     """Answer one prompt. Drafted and accepted tokens are bold green; the last line says what the head brought."""
     shape = TreeShape.parse(tree) if tree else None
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     model = Target.load(target, weights=weights)
-    drafter = Eagle3Drafter(model, load_head(head, model), weights=weights) if head else None
+    drafter = Eagle3Drafter(model, load_head(head, model), weights=model.weights) if head else None
     asked = sys.stdin.read() if prompt == "-" else prompt
     ids = render(model.tokenizer, [{"role": "user", "content": asked}])
     engine = Engine(model, drafter, tree=shape, max_length=len(ids) + max_new_tokens)

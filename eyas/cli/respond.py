@@ -42,12 +42,8 @@ def respond(
     batch: Annotated[int, typer.Option(help="conversations decoded together", min=1)] = 8,
     max_length: Annotated[int, typer.Option(help="longest prompt and answer together, in tokens", min=2)] = 1024,
     minutes: Annotated[float | None, typer.Option(help="ask no further prompt after this long", min=0)] = None,
-    weights: Annotated[
-        str, typer.Option(help="how the target's weights are packed: stock, fp32, fp16 or int8")
-    ] = "stock",
-    keep_answers: Annotated[
-        bool, typer.Option(help="keep given earlier answers; write only the last one anew")
-    ] = False,
+    weights: Annotated[str, typer.Option(help="how the target's weights are packed: stock, fp32, fp16 or int8")] = "stock",
+    keep_answers: Annotated[bool, typer.Option(help="keep given earlier answers; write only the last one anew")] = False,
     features: Annotated[
         bool, typer.Option("--features/--no-features", help="keep what training needs while answering (OUT.features)")
     ] = False,

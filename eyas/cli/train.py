@@ -32,9 +32,9 @@ def train(
     max_length: Annotated[int, typer.Option(help="texts are cut there, in tokens", min=3)] = 1024,
     vocab: Annotated[int | None, typer.Option(help="draft vocabulary")] = None,
     unroll: Annotated[int, typer.Option(help="steps of training-time test")] = DEFAULTS["unroll"],
-    grow_until: Annotated[
-        float, typer.Option(help="share of the run in which the unroll grows to its depth")
-    ] = DEFAULTS["grow_until"],
+    grow_until: Annotated[float, typer.Option(help="share of the run in which the unroll grows to its depth")] = DEFAULTS[
+        "grow_until"
+    ],
     start: Annotated[str, typer.Option(help="warm (from the target's weights) or random")] = DEFAULTS["start"],
     learning_rate: Annotated[float, typer.Option()] = DEFAULTS["learning_rate"],
     batch_slots: Annotated[int, typer.Option(help="slots of one micro-batch")] = DEFAULTS["slots_per_batch"],

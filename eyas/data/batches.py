@@ -83,9 +83,7 @@ class Batch:
         return taught & draftable[row.clamp(min=0)]
 
 
-def shuffled_batches(
-    lengths: Sequence[int], slots_per_batch: int, seed: int, epoch: int
-) -> Iterator[list[int]]:
+def shuffled_batches(lengths: Sequence[int], slots_per_batch: int, seed: int, epoch: int) -> Iterator[list[int]]:
     """The numbers of the texts of each batch of one epoch, in an order that `seed` and `epoch` alone decide.
 
     A batch holds as many texts as fit `slots_per_batch` slots, at least one.

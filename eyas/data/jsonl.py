@@ -26,9 +26,7 @@ class GrowingFile:
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path = path
         if path.suffix == ".gz":
-            raise EyasError(
-                f"{path}: a growing file cannot be gzipped; drop the .gz and compress it when it is finished"
-            )
+            raise EyasError(f"{path}: a growing file cannot be gzipped; drop the .gz and compress it when it is finished")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -48,9 +46,7 @@ class GrowingFile:
     def __enter__(self) -> GrowingFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         os.close(self._fd)
 
     def rows(self) -> Iterator[dict[str, Any]]:

@@ -173,9 +173,7 @@ class _Job:
         texts: dict[tuple[str, int], str] = {}
         for row in self.file.rows():
             if not isinstance(row.get("ids"), list) or not isinstance(row.get("prompt_len"), int):
-                raise EyasError(
-                    f"{self.file.path}: the row '{row.get('id')}' has no ids or prompt_len; mend or remove it"
-                )
+                raise EyasError(f"{self.file.path}: the row '{row.get('id')}' has no ids or prompt_len; mend or remove it")
             if found := by_id.get(str(row.get("id"))):
                 conversation, turn = found
                 self._answered.add(conversation.answer_id(turn))

@@ -121,8 +121,7 @@ def truncate(samples: Iterable[Sample], max_length: int) -> Truncated:
             kept.append(replace(sample, ids=sample.ids[:max_length], spans=spans))
     if dropped and not kept:
         raise EyasError(
-            f"none of the {dropped} samples has a supervised token among its first {max_length}; raise the maximum "
-            "length"
+            f"none of the {dropped} samples has a supervised token among its first {max_length}; raise the maximum length"
         )
     return Truncated(kept, cut, dropped)
 

@@ -47,13 +47,9 @@ def user_opening(tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int] | s
     Found by rendering two different texts: the ids both share at the front are the opening. Raises EyasError when the
     template does not show the text exactly once or when the shared ids are not what is written before it.
     """
-    texts = [
-        render_text(tokenizer, [{"role": "user", "content": s}], generation_prompt=False, **flags) for s in SENTINELS
-    ]
+    texts = [render_text(tokenizer, [{"role": "user", "content": s}], generation_prompt=False, **flags) for s in SENTINELS]
     if any(text.count(s) != 1 for text, s in zip(texts, SENTINELS, strict=True)):
-        raise EyasError(
-            "the chat template does not show the user's text exactly once, so the target cannot write its own"
-        )
+        raise EyasError("the chat template does not show the user's text exactly once, so the target cannot write its own")
     before, after = texts[0].split(SENTINELS[0])
     first, second = (encode(tokenizer, text) for text in texts)
     shared = 0
@@ -62,9 +58,7 @@ def user_opening(tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int] | s
     ids = first[:shared]
     spelled = str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
     if "".join(spelled.split()) != "".join(before.split()):
-        raise EyasError(
-            f"the chat template's opening {before[-40:]!r} cannot be told apart from the user's text in tokens"
-        )
+        raise EyasError(f"the chat template's opening {before[-40:]!r} cannot be told apart from the user's text in tokens")
     special = special_ids(tokenizer)
     closing = next((i for i in encode(tokenizer, after) if i in special), None)
     if closing is None:

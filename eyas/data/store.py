@@ -125,7 +125,7 @@ class FeatureStore:
             shards = [*self._shards, shard]
             write_atomically(self.folder / "index.json", json.dumps({"made_for": self._made_for, "shards": shards}))
         except (OSError, SafetensorError) as error:
-            full = isinstance(error, OSError) and error.errno == errno.ENOSPC or "No space" in str(error)
+            full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space" in str(error)
             why = "the disk is full" if full else str(error)
             raise EyasError(f"cannot write features to {self.folder}: {why}; what was written before is kept") from error
         self._shards, self._fresh = shards, []

@@ -26,9 +26,7 @@ class Temperatures:
             pairs = [[float(number) for number in part.split(":")] for part in text.split(",")]
             weighted = [(pair[0], pair[1] if len(pair) > 1 else 1.0) for pair in pairs]
             total = sum(weight for _, weight in weighted)
-            good = all(len(pair) <= 2 and 0 <= pair[0] < float("inf") for pair in pairs) and all(
-                w > 0 for _, w in weighted
-            )
+            good = all(len(pair) <= 2 and 0 <= pair[0] < float("inf") for pair in pairs) and all(w > 0 for _, w in weighted)
         except ValueError:
             good = False
         if not good or not total < float("inf"):

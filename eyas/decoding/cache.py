@@ -74,9 +74,7 @@ class KVCache:
 class SlotView:
     """One forward's window on the cache; see `eyas.target.CacheView`."""
 
-    def __init__(
-        self, layers: list[tuple[Tensor, Tensor]], first: int, count: int, slots: Tensor, end: int
-    ) -> None:
+    def __init__(self, layers: list[tuple[Tensor, Tensor]], first: int, count: int, slots: Tensor, end: int) -> None:
         self._layers, self._first, self._count, self.end = layers, first, count, end
         self._slots = slots
         self._rows = torch.arange(first, first + count, device=slots.device)[:, None]  # [B, 1]

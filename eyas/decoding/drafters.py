@@ -11,7 +11,7 @@ from eyas.decoding.cache import KVCache
 from eyas.errors import EyasError
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.kernels.attention import attend
-from eyas.kernels.packed import pack_linears
+from eyas.kernels.packed import Weights, pack_linears
 from eyas.target import LayerShape, Target
 
 
@@ -50,7 +50,7 @@ class Eagle3Drafter:
     is lost).
     """
 
-    def __init__(self, target: Target, head: Eagle3Head, *, weights: str = "stock") -> None:
+    def __init__(self, target: Target, head: Eagle3Head, *, weights: Weights = "stock") -> None:
         head.config.check_target(target)
         if weights != "stock":
             pack_linears(head, weights)

@@ -82,9 +82,7 @@ class Engine:
         """The prompt ids of a conversation, rendered by the target's own template up to the answer."""
         return render(self.target.tokenizer, messages)
 
-    def generate(
-        self, requests: Iterable[Request], on_finish: Callable[[Result], None] | None = None
-    ) -> list[Result]:
+    def generate(self, requests: Iterable[Request], on_finish: Callable[[Result], None] | None = None) -> list[Result]:
         """Answer all `requests`, `max_rows` at a time; the results are in the requests' order.
 
         `requests` is read only as rows become free, so an iterator can end a long job early. `on_finish` sees each result
@@ -244,9 +242,7 @@ class Engine:
         key_positions = torch.arange(view.end, device=device).repeat(rows, 1).scatter(1, slots, positions)  # [B, K]
         return self.target.forward(torch.cat([last, tree.tokens], 1), positions, view, mask[:, None], key_positions)
 
-    def _walk(
-        self, tree: DraftTree, out: TargetOutput, sampler: BatchSampler
-    ) -> tuple[Walk, list[tuple[Tensor, Tensor]]]:
+    def _walk(self, tree: DraftTree, out: TargetOutput, sampler: BatchSampler) -> tuple[Walk, list[tuple[Tensor, Tensor]]]:
         """Walk the trees; only visited nodes are projected to the vocabulary."""
         every = torch.arange(len(self._rows), device=self.target.device)
         teacher = []
@@ -259,9 +255,7 @@ class Engine:
 
         return walk(tree, self.tree.depth, choose), teacher
 
-    def _commit(
-        self, walked: Walk, out: TargetOutput, drafted: int, teacher: list[tuple[Tensor, Tensor]]
-    ) -> list[int]:
+    def _commit(self, walked: Walk, out: TargetOutput, drafted: int, teacher: list[tuple[Tensor, Tensor]]) -> list[int]:
         """Append each row's walked tokens up to its end, and keep their keys, values and taps; return how many."""
         kept = []
         counts, offered, tokens = walked.counts.tolist(), walked.offered.tolist(), walked.tokens.tolist()

@@ -22,7 +22,7 @@ class Request:
     """A prompt as token ids, with how to answer it. `id` is the caller's own name for it."""
 
     ids: list[int]
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
     id: str = ""
 
 
@@ -87,7 +87,7 @@ class Row:
         return len(tokens)
 
     def decoded(self) -> str:
-        return self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        return str(self.tokenizer.decode(self.ids, skip_special_tokens=True))
 
     def _stop_at(self) -> int | None:
         """Where in the text the first stop string begins."""
@@ -121,6 +121,4 @@ class Row:
             whole = Sample(self.request.id, [*prompt, *self.ids], [(len(prompt), len(prompt) + len(self.ids))])
             ids, probs = zip(*self.teacher, strict=True)
             features = Features.pack(whole, torch.cat(self.taps), (torch.cat(ids), torch.cat(probs)))
-        return Result(
-            self.request.id, len(prompt), self.ids, self.accepted, self.text(), self.finish, self.stats, features
-        )
+        return Result(self.request.id, len(prompt), self.ids, self.accepted, self.text(), self.finish, self.stats, features)

@@ -44,7 +44,7 @@ def _warm(head: Eagle3Head, target: Target) -> None:
     head.lm_head.weight.copy_(target.lm_head_weight[head.draft_ids(head.d2t)])
     if target.final_norm_weight is not None:
         _copy(head.norm.weight, target.final_norm_weight)
-    layer = target.layer_weights(target.num_layers - 1)
+    layer = target.last_layer
     for name in ("q_proj", "k_proj", "v_proj"):
         projection = getattr(head.midlayer.self_attn, name).weight  # [out, 2h]
         source = layer.get(f"self_attn.{name}.weight")
@@ -52,7 +52,7 @@ def _warm(head: Eagle3Head, target: Target) -> None:
             projection[:, :h].zero_()
             projection[:, h:].copy_(source)
     for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-        _copy(head.midlayer.get_submodule(name).weight, layer.get(f"{name}.weight"))
+        _copy(head.midlayer.get_parameter(f"{name}.weight"), layer.get(f"{name}.weight"))
     _copy(head.midlayer.hidden_norm.weight, layer.get("input_layernorm.weight"))
     _copy(head.midlayer.post_attention_layernorm.weight, layer.get("post_attention_layernorm.weight"))
     high = head.fc.weight[:, -head.config.target_hidden_size :]  # [h, H], the high tap's part

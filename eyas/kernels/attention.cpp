@@ -16,9 +16,13 @@
 
 #include "vec.h"
 
+#define UNROLLED _Pragma("GCC unroll 8")  // loops over registers
+
 namespace {
 
 constexpr int64_t kMaxHeads = 3;       // query heads of one key head that share a pass over its keys: 3 x 4 accumulators
+constexpr int64_t kMaxQueries = 8;     // queries that a task takes through the same keys
+constexpr int64_t kChunk = 64;         // keys at a time: they stay in L1 while the task's queries pass by
 constexpr int64_t kSmall = 1 << 15;    // multiply-adds that are not worth a second thread
 
 struct Strides {
@@ -35,11 +39,13 @@ struct Problem {
   float scale;
 };
 
-// What a thread needs while it works on one query; kept to save allocations.
-struct Scratch {
-  std::vector<int32_t> allowed;
-  std::vector<float> weights;  // [heads, padded], scores at first
-  std::vector<float> query;    // [heads, dim rounded up to 8], zero-padded
+// What a task keeps about one of its queries.
+struct Query {
+  std::vector<int32_t> allowed;  // keys, ascending
+  std::vector<float> vectors;    // [heads, dim rounded up to 8], zero-padded
+  std::vector<float> weights;    // [heads, pad]: scores, then unnormalised weights, then those alone are read
+  int64_t pad = 0;               // allowed keys rounded up to 8
+  float* out = nullptr;          // [heads, value_dim]
 };
 
 int64_t padded(int64_t n) { return (n + 7) / 8 * 8; }
@@ -60,47 +66,32 @@ void gather_allowed(const bool* mask, int64_t stride, int64_t keys, std::vector<
     if (mask[key * stride]) allowed.push_back(static_cast<int32_t>(key));
 }
 
-// x to e^x for x <= 0 (Cephes' polynomial; below -87 the result is 0).
-Vec8 exp_of(Vec8 x) {
-  constexpr float kLowest = -87.f;
-  const Vec8 clamped = max(x, Vec8::all(kLowest));
-  const Vec8 n = round(clamped * Vec8::all(1.44269504f));
-  Vec8 r = fma(n, Vec8::all(-0.693359375f), clamped);
-  r = fma(n, Vec8::all(2.12194440e-4f), r);
-  Vec8 poly = Vec8::all(1.9875691500e-4f);
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-    poly = fma(poly, r, Vec8::all(c));
-  poly = fma(poly, r * r, r) + Vec8::all(1.f);
-  return keep_from(poly * pow2(n), x, kLowest);
-}
-
-// Scores of HEADS queries [HEADS, padded dim] against the allowed keys -> scores[HEADS][pad].
+// Scores of a query's HEADS vectors against its allowed keys number [begin, end).
 template <int HEADS, int KEYS>
-void score(const Problem& p, const float* query, const float* keys, const std::vector<int32_t>& allowed, float* scores,
-           int64_t pad) {
-  const int64_t count = static_cast<int64_t>(allowed.size()), whole = p.dim / 8 * 8, width = padded(p.dim);
-  for (int64_t i = 0; i < count; i += KEYS) {
+void score(const Problem& p, Query& query, const float* keys, int64_t begin, int64_t end) {
+  const int64_t whole = p.dim / 8 * 8, tail = p.dim - whole, width = padded(p.dim);
+  const float* vectors = query.vectors.data();
+  for (int64_t i = begin; i < end; i += KEYS) {
     const float* key[KEYS];
-    for (int j = 0; j < KEYS; ++j) key[j] = keys + allowed[std::min(i + j, count - 1)] * p.ks.token;
+    for (int j = 0; j < KEYS; ++j) key[j] = keys + query.allowed[std::min(i + j, end - 1)] * p.ks.token;
     Vec8 acc[HEADS][KEYS];
-    for (auto& line : acc)
-      for (Vec8& a : line) a = Vec8::zero();
-    const auto step = [&](int64_t d, auto load) __attribute__((always_inline)) {
-      Vec8 a[HEADS];
-#pragma GCC unroll 8
-      for (int h = 0; h < HEADS; ++h) a[h] = Vec8::load(query + h * width + d);
-#pragma GCC unroll 8
-      for (int j = 0; j < KEYS; ++j) {
-        const Vec8 b = load(key[j] + d);
-#pragma GCC unroll 8
-        for (int h = 0; h < HEADS; ++h) acc[h][j] = fma(a[h], b, acc[h][j]);
+    UNROLLED for (int h = 0; h < HEADS; ++h)
+      UNROLLED for (int j = 0; j < KEYS; ++j) acc[h][j] = Vec8::zero();
+    for (int64_t d = 0; d < whole; d += 8) {
+      Vec8 part[KEYS];
+      UNROLLED for (int j = 0; j < KEYS; ++j) part[j] = Vec8::load(key[j] + d);
+      UNROLLED for (int h = 0; h < HEADS; ++h) {
+        const Vec8 vector = Vec8::load(vectors + h * width + d);
+        UNROLLED for (int j = 0; j < KEYS; ++j) acc[h][j] = fma(vector, part[j], acc[h][j]);
       }
-    };
-    for (int64_t d = 0; d < whole; d += 8) step(d, [](const float* at) { return Vec8::load(at); });
-    if (whole < p.dim) step(whole, [&](const float* at) { return load_some(at, p.dim - whole); });
-    for (int h = 0; h < HEADS; ++h)
-      for (int j = 0; j < KEYS; j += 4)
-        fold4(acc[h][j], acc[h][j + 1], acc[h][j + 2], acc[h][j + 3], scores + h * pad + i + j);
+    }
+    if (tail > 0)
+      UNROLLED for (int h = 0; h < HEADS; ++h)
+        UNROLLED for (int j = 0; j < KEYS; ++j)
+          acc[h][j] = fma(Vec8::load(vectors + h * width + whole), load_some(key[j] + whole, tail), acc[h][j]);
+    UNROLLED for (int h = 0; h < HEADS; ++h)
+      UNROLLED for (int j = 0; j < KEYS; j += 4)
+        fold4(acc[h][j], acc[h][j + 1], acc[h][j + 2], acc[h][j + 3], query.weights.data() + h * query.pad + i + j);
   }
 }
 
@@ -119,7 +110,7 @@ float softmax(float* scores, int64_t count, int64_t pad, float scale) {
   const Vec8 minus = Vec8::all(-*std::max_element(lanes, lanes + 8));
   Vec8 sum = Vec8::zero();
   for (int64_t i = 0; i < pad; i += 8) {
-    const Vec8 weight = exp_of(Vec8::load(scores + i) + minus);
+    const Vec8 weight = exp(Vec8::load(scores + i) + minus);
     weight.store(scores + i);
     sum = sum + weight;
   }
@@ -128,65 +119,81 @@ float softmax(float* scores, int64_t count, int64_t pad, float scale) {
   return 1.f / total[0];
 }
 
-// out[HEADS][first .. first + 8 VECS) = sum over the allowed keys of weight x value; the last vector may be partial.
-template <int HEADS, int VECS>
-void blend(const Problem& p, const float* values, const std::vector<int32_t>& allowed, const float* weights, int64_t pad,
-           const float* inverse, int64_t first, float* out) {
-  const int64_t tail = std::min<int64_t>(8, p.value_dim - first - 8 * (VECS - 1));
-  Vec8 acc[HEADS][VECS];
-  for (auto& line : acc)
-    for (Vec8& a : line) a = Vec8::zero();
-  const auto sweep = [&](auto load_last) __attribute__((always_inline)) {
-    for (size_t i = 0; i < allowed.size(); ++i) {
-      const float* value = values + allowed[i] * p.vs.token + first;
-      Vec8 v[VECS];
-#pragma GCC unroll 8
-      for (int j = 0; j < VECS - 1; ++j) v[j] = Vec8::load(value + 8 * j);
-      v[VECS - 1] = load_last(value + 8 * (VECS - 1));
-#pragma GCC unroll 8
-      for (int h = 0; h < HEADS; ++h) {
-        const Vec8 w = Vec8::all(weights[h * pad + static_cast<int64_t>(i)]);
-#pragma GCC unroll 8
-        for (int j = 0; j < VECS; ++j) acc[h][j] = fma(w, v[j], acc[h][j]);
-      }
-    }
+// out[HEADS][first .. first + 8 VECS) += weight x value over the allowed keys number [begin, end); PARTIAL where the value's
+// last vector is not whole.
+template <int HEADS, int VECS, bool PARTIAL>
+void blend(const Problem& p, const Query& query, const float* values, int64_t begin, int64_t end, int64_t first) {
+  const int64_t last = p.value_dim - first - 8 * (VECS - 1);
+  const auto load = [&](const float* from, int j) __attribute__((always_inline)) {
+    return PARTIAL && j == VECS - 1 ? load_some(from + 8 * j, last) : Vec8::load(from + 8 * j);
   };
-  if (tail == 8)
-    sweep([](const float* at) { return Vec8::load(at); });
-  else
-    sweep([&](const float* at) { return load_some(at, tail); });
-  for (int h = 0; h < HEADS; ++h)
-    for (int j = 0; j < VECS; ++j) {
-      const Vec8 result = acc[h][j] * Vec8::all(inverse[h]);
-      float* to = out + h * p.value_dim + first + 8 * j;
-      j < VECS - 1 || tail == 8 ? result.store(to) : store_some(result, to, tail);
+  float* out = query.out + first;
+  const float* weights = query.weights.data();
+  const int32_t* allowed = query.allowed.data();
+  const int64_t pad = query.pad, stride = p.vs.token;
+  values += first;
+  Vec8 acc[HEADS][VECS];
+  UNROLLED for (int h = 0; h < HEADS; ++h)
+    UNROLLED for (int j = 0; j < VECS; ++j) acc[h][j] = load(out + h * p.value_dim, j);
+  for (int64_t i = begin; i < end; ++i) {
+    const float* value = values + allowed[i] * stride;
+    Vec8 part[VECS];
+    UNROLLED for (int j = 0; j < VECS; ++j) part[j] = load(value, j);
+    UNROLLED for (int h = 0; h < HEADS; ++h) {
+      const Vec8 weight = Vec8::all(weights[h * pad + i]);
+      UNROLLED for (int j = 0; j < VECS; ++j) acc[h][j] = fma(weight, part[j], acc[h][j]);
+    }
+  }
+  UNROLLED for (int h = 0; h < HEADS; ++h)
+    UNROLLED for (int j = 0; j < VECS; ++j) {
+      float* to = out + h * p.value_dim + 8 * j;
+      PARTIAL && j == VECS - 1 ? store_some(acc[h][j], to, last) : acc[h][j].store(to);
     }
 }
 
-// One query of HEADS neighbouring heads that share the keys of head `kv`.
+// Queries [begin, end) of one batch row and HEADS neighbouring heads from `head` on that share the keys of head `kv`.
 template <int HEADS>
-void one_query(const Problem& p, int64_t b, int64_t head, int64_t kv, int64_t query, Scratch& s) {
-  gather_allowed(p.mask + b * p.mask_batch + query * p.mask_query, p.mask_key, p.keys, s.allowed);
-  float* out = p.out + ((b * p.queries + query) * p.heads + head) * p.value_dim;
-  const int64_t count = static_cast<int64_t>(s.allowed.size()), pad = padded(count), width = padded(p.dim);
-  if (count == 0) {
-    std::fill(out, out + HEADS * p.value_dim, 0.f);
-    return;
-  }
-  s.weights.resize(static_cast<size_t>(HEADS * pad));
-  s.query.assign(static_cast<size_t>(HEADS * width), 0.f);
-  for (int h = 0; h < HEADS; ++h)
-    std::copy_n(p.q + b * p.qs.batch + (head + h) * p.qs.head + query * p.qs.token, p.dim, s.query.data() + h * width);
-  constexpr int kKeys = HEADS == 1 ? 8 : 4;
-  score<HEADS, kKeys>(p, s.query.data(), p.k + b * p.ks.batch + kv * p.ks.head, s.allowed, s.weights.data(), pad);
-  float inverse[HEADS];
-  for (int h = 0; h < HEADS; ++h) inverse[h] = softmax(s.weights.data() + h * pad, count, pad, p.scale);
+void attend_block(const Problem& p, int64_t b, int64_t head, int64_t kv, int64_t begin, int64_t end, Query* queries) {
+  const float* keys = p.k + b * p.ks.batch + kv * p.ks.head;
   const float* values = p.v + b * p.vs.batch + kv * p.vs.head;
-  int64_t first = 0;
-  for (; first + 32 <= p.value_dim; first += 32)
-    blend<HEADS, 4>(p, values, s.allowed, s.weights.data(), pad, inverse, first, out);
-  for (; first < p.value_dim; first += 8)
-    blend<HEADS, 1>(p, values, s.allowed, s.weights.data(), pad, inverse, first, out);
+  const int64_t width = padded(p.dim), n = end - begin;
+  int64_t longest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    Query& q = queries[i];
+    gather_allowed(p.mask + b * p.mask_batch + (begin + i) * p.mask_query, p.mask_key, p.keys, q.allowed);
+    const int64_t count = static_cast<int64_t>(q.allowed.size());
+    longest = std::max(longest, count);
+    q.pad = padded(count);
+    q.weights.resize(static_cast<size_t>(HEADS * q.pad));
+    q.vectors.assign(static_cast<size_t>(HEADS * width), 0.f);
+    for (int h = 0; h < HEADS; ++h)
+      std::copy_n(p.q + b * p.qs.batch + (head + h) * p.qs.head + (begin + i) * p.qs.token, p.dim, &q.vectors[h * width]);
+    q.out = p.out + ((b * p.queries + begin + i) * p.heads + head) * p.value_dim;
+    std::fill_n(q.out, HEADS * p.value_dim, 0.f);
+  }
+  const auto chunks = [&](auto visit) {
+    for (int64_t from = 0; from < longest; from += kChunk)
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t to = std::min(from + kChunk, static_cast<int64_t>(queries[i].allowed.size()));
+        if (from < to) visit(queries[i], from, to);
+      }
+  };
+  chunks([&](Query& q, int64_t from, int64_t to) { score<HEADS, HEADS == 1 ? 8 : 4>(p, q, keys, from, to); });
+  float inverse[kMaxQueries][HEADS];
+  for (int64_t i = 0; i < n; ++i)
+    for (int h = 0; h < HEADS; ++h)
+      inverse[i][h] = softmax(queries[i].weights.data() + h * queries[i].pad,
+                              static_cast<int64_t>(queries[i].allowed.size()), queries[i].pad, p.scale);
+  chunks([&](Query& q, int64_t from, int64_t to) {
+    int64_t first = 0;
+    for (; first + 32 <= p.value_dim; first += 32) blend<HEADS, 4, false>(p, q, values, from, to, first);
+    for (; first + 8 <= p.value_dim; first += 8) blend<HEADS, 1, false>(p, q, values, from, to, first);
+    if (first < p.value_dim) blend<HEADS, 1, true>(p, q, values, from, to, first);
+  });
+  for (int64_t i = 0; i < n; ++i)
+    if (queries[i].pad > 0)
+      for (int h = 0; h < HEADS; ++h)
+        for (int64_t d = 0; d < p.value_dim; ++d) queries[i].out[h * p.value_dim + d] *= inverse[i][h];
 }
 
 // Query heads [first, first + count) that one task computes together.
@@ -207,11 +214,14 @@ std::vector<Together> share_out(int64_t kv_heads, int64_t group, int64_t most) {
   return tiles;
 }
 
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, double scale) {
-  for (const at::Tensor* t : {&q, &k, &v}) {
-    TORCH_CHECK(t->scalar_type() == at::kFloat && t->dim() == 4, "attend wants float32 [B, heads, tokens, dim]");
-    TORCH_CHECK(t->stride(3) == 1 || t->size(3) == 1, "attend wants a dense last axis");
-  }
+at::Tensor with_dense_rows(const at::Tensor& t) {
+  TORCH_CHECK(t.scalar_type() == at::kFloat && t.dim() == 4, "attend wants float32 [B, heads, tokens, dim]");
+  return t.stride(3) == 1 ? t : t.contiguous();
+}
+
+at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask,
+                  double scale) {
+  const at::Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
   TORCH_CHECK(mask.scalar_type() == at::kBool && mask.dim() == 4 && mask.size(1) == 1, "attend wants a mask bool [B, 1, Q, K]");
   const int64_t batch = q.size(0), heads = q.size(1), queries = q.size(2), kv_heads = k.size(1), keys = k.size(2);
   TORCH_CHECK(k.size(0) == batch && v.size(0) == batch && v.size(1) == kv_heads && v.size(2) == keys &&
@@ -227,17 +237,20 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const int64_t group = heads / kv_heads, threads = at::get_num_threads();
   const bool scarce = batch * kv_heads * queries < 4 * threads;  // then heads are spread too
   const std::vector<Together> tiles = share_out(kv_heads, group, scarce ? 1 : kMaxHeads);
-  const int64_t per_batch = static_cast<int64_t>(tiles.size()) * queries;
-  const int64_t work = 1 + keys * (p.dim + p.value_dim) * (scarce ? 1 : std::min(group, kMaxHeads));
-  at::parallel_for(0, batch * per_batch, std::max<int64_t>(1, kSmall / work), [&](int64_t begin, int64_t end) {
-    Scratch scratch;
+  const int64_t sets = batch * static_cast<int64_t>(tiles.size());
+  const int64_t block = std::clamp<int64_t>(sets * queries / (8 * threads), 1, kMaxQueries);
+  const int64_t blocks = at::divup(queries, block);
+  const int64_t work = 1 + keys * (p.dim + p.value_dim) * block * (scarce ? 1 : std::min(group, kMaxHeads));
+  at::parallel_for(0, sets * blocks, std::max<int64_t>(1, kSmall / work), [&](int64_t begin, int64_t end) {
+    Query scratch[kMaxQueries];
     for (int64_t task = begin; task < end; ++task) {
-      const Together& t = tiles[static_cast<size_t>(task % per_batch / queries)];
-      const int64_t b = task / per_batch, query = task % queries;
+      const int64_t set = task / blocks, b = set / static_cast<int64_t>(tiles.size());
+      const Together& t = tiles[static_cast<size_t>(set) % tiles.size()];
+      const int64_t from = task % blocks * block, to = std::min(queries, from + block), kv = t.first / group;
       switch (t.count) {
-        case 1: one_query<1>(p, b, t.first, t.first / group, query, scratch); break;
-        case 2: one_query<2>(p, b, t.first, t.first / group, query, scratch); break;
-        default: one_query<3>(p, b, t.first, t.first / group, query, scratch);
+        case 1: attend_block<1>(p, b, t.first, kv, from, to, scratch); break;
+        case 2: attend_block<2>(p, b, t.first, kv, from, to, scratch); break;
+        default: attend_block<3>(p, b, t.first, kv, from, to, scratch);
       }
     }
   });

@@ -1,47 +1,57 @@
 """Compiles the C++ operators once and loads them as `torch.ops.eyas.*`.
 
-The compiler is called directly, for one small library without Python bindings: no build tool is needed, and a lock that the
-operating system drops with its holder cannot be left behind by a killed process.
+The compiler is called directly, for one small library without Python bindings: no build tool is needed, and a lock that
+the operating system drops with its holder cannot be left behind by a killed process.
 """
 
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.utils.cpp_extension import TORCH_LIB_PATH, include_paths
 
 from eyas.locate import cache_dir
 from eyas.progress import console
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / "linear.cpp", HERE / "attention.cpp"]
+SOURCES = [HERE / "linear.cpp", HERE / "attention.cpp", HERE / "pointwise.cpp"]
 HEADERS = [HERE / "vec.h"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 
 
-@functools.cache
-def kernels_ready() -> bool:
-    """Whether `torch.ops.eyas` is usable; the first call compiles (about a minute, once per machine and torch) and loads.
+_state: dict[str, bool] = {}  # "ready" once known
 
-    Without a C++ compiler, or when EYAS_KERNELS=0, it prints one line and returns False: torch's own operators then stand in.
+
+@torch.compiler.assume_constant_result
+def kernels_ready() -> bool:
+    """Whether `torch.ops.eyas` is usable; the first call compiles (a minute, once per machine and torch) and loads.
+
+    Without a C++ compiler, or when EYAS_KERNELS=0, it prints one line and returns False: torch's operators stand in.
     """
-    if os.environ.get("EYAS_KERNELS") == "0":
-        console.print("eyas: own kernels switched off by EYAS_KERNELS=0; torch's are used, bits may depend on batch shapes")
-        return False
-    try:
-        torch.ops.load_library(str(_library()))
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = str(error).strip().splitlines()[0]
-        console.print(f"eyas: own kernels unavailable ({reason}); torch's are used, bits may depend on batch shapes")
+    if "ready" not in _state:
+        _state["ready"] = _load()
+    return _state["ready"]
+
+
+def _load() -> bool:
+    fault = "switched off by EYAS_KERNELS=0" if os.environ.get("EYAS_KERNELS") == "0" else None
+    if fault is None:
+        try:
+            torch.ops.load_library(str(_library()))
+        except (OSError, subprocess.SubprocessError) as error:
+            fault = str(error).strip().splitlines()[0]
+    if fault is not None:
+        console.print(f"eyas' kernels are unavailable ({fault}): torch's stand in, slower and not exact across batches")
         return False
     _register_fakes()
     return True
@@ -49,7 +59,7 @@ def kernels_ready() -> bool:
 
 def _library() -> Path:
     """The compiled library, built under a lock if this version of it is not yet in the cache."""
-    flags = ["-O3", "-std=c++20", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
+    flags = ["-O3", "-std=c++20", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno"]
     flags += AVX2 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") else []
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     digest = hashlib.sha256("\0".join([torch.__version__, platform.machine(), *flags]).encode())
@@ -70,27 +80,39 @@ def _compile(flags: list[str], library: Path) -> None:
     if compiler is None:
         raise OSError("no C++ compiler found; install g++ or set CXX")
     console.print(f"compiling eyas' kernels once (kept in {library.parent})")
+    includes = [part for path in include_paths() for part in ("-isystem", path)]
     with tempfile.TemporaryDirectory(dir=library.parent) as work:
+        objects = [str(Path(work) / f"{source.stem}.o") for source in SOURCES]
         made = Path(work) / "made.so"
-        links = [f"-L{TORCH_LIB_PATH}", "-ltorch_cpu", "-lc10"]
-        includes = [part for path in include_paths() for part in ("-isystem", path)]
-        command = [compiler, *flags, *includes, *map(str, SOURCES), *links, "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
-            raise OSError(f"{compiler} failed: {first}")
+        with ThreadPoolExecutor() as pool:
+            compile_one = [compiler, *flags, *includes, "-c"]
+            list(pool.map(_run, [[*compile_one, str(s), "-o", o] for s, o in zip(SOURCES, objects, strict=True)]))
+        _run([compiler, *flags, "-shared", *objects, f"-L{TORCH_LIB_PATH}", "-ltorch_cpu", "-lc10", "-o", str(made)])
         made.rename(library)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+        raise OSError(f"{command[0]} failed: {first}")
 
 
 def _register_fakes() -> None:
     """Shapes of the operators' results, so that torch.compile can trace them."""
 
     @torch.library.register_fake("eyas::packed_linear")
-    def _(
-        x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None, out_features: int
-    ) -> torch.Tensor:
+    def _(x: Tensor, packed: Tensor, scale: Tensor | None, bias: Tensor | None, out_features: int) -> Tensor:
         return x.new_empty(*x.shape[:-1], out_features)
 
     @torch.library.register_fake("eyas::attend")
-    def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
         return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
+
+    @torch.library.register_fake("eyas::rms_norm")
+    def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x.new_empty(x.shape)
+
+    @torch.library.register_fake("eyas::silu_gate")
+    def _(gate_up: Tensor) -> Tensor:
+        return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)

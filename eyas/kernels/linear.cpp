@@ -14,12 +14,16 @@
 
 #include "vec.h"
 
+#define UNROLLED _Pragma("GCC unroll 8")  // loops over registers
+
 namespace {
 
 constexpr int64_t kPanel = 16;       // outputs in a panel
 constexpr int64_t kMaxRows = 6;      // rows of a tile: 6 x 16 outputs fill 12 of 16 vector registers
 constexpr int64_t kDepth = 256;      // most steps of k at a time: 16 KB of one panel as floats, which stay in L1
 constexpr int64_t kBlockBytes = 192 << 10;  // activations of a row block: they stay in L2 while panels pass by
+constexpr int64_t kFar = 2048;       // bytes from what a lone tile reads to what it fetches ahead
+constexpr int64_t kSmall = 1 << 16;  // multiply-adds that are not worth a second thread
 constexpr int64_t kLine = 64;        // bytes
 
 struct Product {
@@ -41,32 +45,21 @@ template <int ROWS, int PANELS, typename W>
 void tile(const float* x, int64_t ldx, const W* w, int64_t stride, int64_t steps, float* acc, Ahead ahead) {
   constexpr int kVecs = 2 * PANELS;
   Vec8 a[ROWS][kVecs];
-  for (int r = 0; r < ROWS; ++r)
-    for (int j = 0; j < kVecs; ++j) a[r][j] = Vec8::load(acc + (r * kVecs + j) * 8);
-
-  const auto step = [&](int64_t i) __attribute__((always_inline)) {
+  UNROLLED for (int r = 0; r < ROWS; ++r)
+    UNROLLED for (int j = 0; j < kVecs; ++j) a[r][j] = Vec8::load(acc + (r * kVecs + j) * 8);
+  for (int64_t i = 0; i < steps; ++i) {
+    if (i % 4 == 0)
+      for (int64_t line = 0; line < ahead.lines; ++line, ahead.at += kLine)
+        UNROLLED for (int j = 0; j < PANELS; ++j) prefetch(ahead.at + j * stride * static_cast<int64_t>(sizeof(W)));
     Vec8 column[kVecs];
-#pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j) column[j] = Vec8::load(w + (j / 2) * stride + i * kPanel + (j % 2) * 8);
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) {
+    UNROLLED for (int j = 0; j < kVecs; ++j) column[j] = Vec8::load(w + (j / 2) * stride + i * kPanel + (j % 2) * 8);
+    UNROLLED for (int r = 0; r < ROWS; ++r) {
       const Vec8 value = Vec8::all(x[r * ldx + i]);
-#pragma GCC unroll 8
-      for (int j = 0; j < kVecs; ++j) a[r][j] = fma(value, column[j], a[r][j]);
+      UNROLLED for (int j = 0; j < kVecs; ++j) a[r][j] = fma(value, column[j], a[r][j]);
     }
-  };
-  int64_t i = 0;
-  for (; i + 4 <= steps; i += 4) {
-    for (int64_t line = 0; line < ahead.lines; ++line, ahead.at += kLine)
-#pragma GCC unroll 8
-      for (int j = 0; j < PANELS; ++j) prefetch(ahead.at + j * stride * static_cast<int64_t>(sizeof(W)));
-#pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) step(i + u);
   }
-  for (; i < steps; ++i) step(i);
-
-  for (int r = 0; r < ROWS; ++r)
-    for (int j = 0; j < kVecs; ++j) a[r][j].store(acc + (r * kVecs + j) * 8);
+  UNROLLED for (int r = 0; r < ROWS; ++r)
+    UNROLLED for (int j = 0; j < kVecs; ++j) a[r][j].store(acc + (r * kVecs + j) * 8);
 }
 
 // acc [rows, width] -> y [row.., first..], scaled and shifted; columns beyond the last output are dropped.
@@ -91,7 +84,6 @@ constexpr int64_t lines_in_four_steps() {
 // A few rows do not fill the registers: several panels side by side do.
 template <int ROWS, int PANELS, typename W>
 void side_by_side(const Product& p, const W* packed, int64_t panel) {
-  constexpr int64_t kFar = 2048;  // bytes
   const W* w = packed + panel * p.k * kPanel;
   float acc[ROWS * PANELS * kPanel] = {};
   const Ahead ahead{reinterpret_cast<const char*>(w) + kFar, lines_in_four_steps<W>()};
@@ -148,12 +140,11 @@ void many_rows(const Product& p, const W* packed, int64_t begin, int64_t end) {
 template <typename W>
 void product(const Product& p, const W* packed) {
   const int64_t panels = at::divup(p.out, kPanel);
-  const int64_t grain = std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, p.rows * p.k * kPanel));
-  at::parallel_for(0, panels, grain, [&](int64_t begin, int64_t end) {
+  const int64_t work = 1 + p.rows * p.k * kPanel;  // multiply-adds of a panel
+  at::parallel_for(0, panels, std::max<int64_t>(1, kSmall / work), [&](int64_t begin, int64_t end) {
     switch (p.rows) {
       case 1: return few_rows<1, 4>(p, packed, begin, end);
       case 2: return few_rows<2, 2>(p, packed, begin, end);
-      case 3: return few_rows<3, 2>(p, packed, begin, end);
       default: return many_rows(p, packed, begin, end);
     }
   });

@@ -1,7 +1,8 @@
-// Eight floats that behave alike everywhere: AVX2 with FMA and F16C where the compiler may use them, plain C++ elsewhere.
+// Eight floats that behave alike everywhere: AVX2 with FMA and F16C where the compiler may use them, plain C++
+// elsewhere.
 //
-// Compile with -ffp-contract=off: a multiply-add is fused exactly where `fma` is written, so that every copy of a loop that
-// the compiler makes computes the same bits.
+// Compile with -ffp-contract=off: a multiply-add is fused exactly where `fma` is written, so that every copy of a loop
+// that the compiler makes computes the same bits.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,9 @@ struct Vec8 {
 static inline Vec8 operator+(Vec8 a, Vec8 b) { return {_mm256_add_ps(a.v, b.v)}; }
 static inline Vec8 operator*(Vec8 a, Vec8 b) { return {_mm256_mul_ps(a.v, b.v)}; }
 static inline Vec8 fma(Vec8 a, Vec8 b, Vec8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+static inline Vec8 operator/(Vec8 a, Vec8 b) { return {_mm256_div_ps(a.v, b.v)}; }
 static inline Vec8 max(Vec8 a, Vec8 b) { return {_mm256_max_ps(a.v, b.v)}; }
+static inline Vec8 min(Vec8 a, Vec8 b) { return {_mm256_min_ps(a.v, b.v)}; }
 static inline Vec8 round(Vec8 a) {
   return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
@@ -50,6 +53,13 @@ static inline void fold4(Vec8 a, Vec8 b, Vec8 c, Vec8 d, float* out) {
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
 }
 static inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+// The first `count` (0..8) floats of p, the rest zero; and back.
+static inline __m256i first_lanes(int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline Vec8 load_some(const float* p, int64_t count) { return {_mm256_maskload_ps(p, first_lanes(count))}; }
+static inline void store_some(Vec8 a, float* p, int64_t count) { _mm256_maskstore_ps(p, first_lanes(count), a.v); }
 
 #else
 
@@ -81,8 +91,10 @@ static inline Vec8 lanes(F f) {
 }
 static inline Vec8 operator+(Vec8 a, Vec8 b) { return lanes([&](int i) { return a.v[i] + b.v[i]; }); }
 static inline Vec8 operator*(Vec8 a, Vec8 b) { return lanes([&](int i) { return a.v[i] * b.v[i]; }); }
+static inline Vec8 operator/(Vec8 a, Vec8 b) { return lanes([&](int i) { return a.v[i] / b.v[i]; }); }
 static inline Vec8 fma(Vec8 a, Vec8 b, Vec8 c) { return lanes([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
 static inline Vec8 max(Vec8 a, Vec8 b) { return lanes([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+static inline Vec8 min(Vec8 a, Vec8 b) { return lanes([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
 static inline Vec8 round(Vec8 a) { return lanes([&](int i) { return std::nearbyint(a.v[i]); }); }
 static inline Vec8 pow2(Vec8 n) { return lanes([&](int i) { return std::ldexp(1.f, static_cast<int>(n.v[i])); }); }
 static inline Vec8 keep_from(Vec8 a, Vec8 x, float floor) {
@@ -95,17 +107,25 @@ static inline void fold4(Vec8 a, Vec8 b, Vec8 c, Vec8 d, float* out) {
   out[0] = fold(a), out[1] = fold(b), out[2] = fold(c), out[3] = fold(d);
 }
 static inline void prefetch(const void*) {}
+static inline Vec8 load_some(const float* p, int64_t count) {
+  return lanes([&](int i) { return i < count ? p[i] : 0.f; });
+}
+static inline void store_some(Vec8 a, float* p, int64_t count) {
+  std::memcpy(p, a.v, static_cast<size_t>(count) * sizeof(float));
+}
 
 #endif
 
-// The first `count` (0..8) floats of p, the rest zero.
-static inline Vec8 load_some(const float* p, int64_t count) {
-  float padded[8] = {};
-  std::memcpy(padded, p, static_cast<size_t>(count) * sizeof(float));
-  return Vec8::load(padded);
-}
-static inline void store_some(Vec8 a, float* p, int64_t count) {
-  float whole[8];
-  a.store(whole);
-  std::memcpy(p, whole, static_cast<size_t>(count) * sizeof(float));
+// e^x (Cephes' polynomial), 0 below -87 and e^88 above 88.
+static inline Vec8 exp(Vec8 x) {
+  constexpr float kLowest = -87.f, kHighest = 88.f;
+  const Vec8 clamped = min(max(x, Vec8::all(kLowest)), Vec8::all(kHighest));
+  const Vec8 n = round(clamped * Vec8::all(1.44269504f));
+  Vec8 r = fma(n, Vec8::all(-0.693359375f), clamped);
+  r = fma(n, Vec8::all(2.12194440e-4f), r);
+  Vec8 poly = Vec8::all(1.9875691500e-4f);
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    poly = fma(poly, r, Vec8::all(c));
+  poly = fma(poly, r * r, r) + Vec8::all(1.f);
+  return keep_from(poly * pow2(n), x, kLowest);
 }

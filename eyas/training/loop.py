@@ -196,9 +196,7 @@ class Trainer:
         return True
 
 
-def backward(
-    head: Eagle3Head, batches: Sequence[Batch], steps: int, step_weight: float
-) -> tuple[int, StepFigures]:
+def backward(head: Eagle3Head, batches: Sequence[Batch], steps: int, step_weight: float) -> tuple[int, StepFigures]:
     """Add the gradients of one optimiser step over all micro-batches; return how many predictions carried loss.
 
     Loss = sum over steps i of step_weight^i * mean over the step's loss-bearing slots of ALL `batches` of the soft

@@ -1,0 +1,42 @@
+"""eyas: train, measure and serve EAGLE-3 draft heads, so that a language model writes the same tokens sooner.
+
+from eyas import Engine, Eagle3Drafter, Request, SamplingParams, Target, load_head
+
+target = Target.load("smollm2")
+engine = Engine(target, Eagle3Drafter(target, load_head("head", target)))
+for piece in engine.stream(Request(engine.encode([{"role": "user", "content": "Why is the sky blue?"}]))):
+    print(piece.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# name -> module; imported when first asked for, since torch and transformers take seconds
+_PUBLIC = {
+    "Target": "eyas.target",
+    "Eagle3Head": "eyas.heads.eagle3",
+    "HeadConfig": "eyas.heads.config",
+    "load_head": "eyas.heads.files",
+    "save_head": "eyas.heads.files",
+    "Engine": "eyas.decoding.engine",
+    "Request": "eyas.decoding.row",
+    "Result": "eyas.decoding.row",
+    "Piece": "eyas.decoding.row",
+    "SamplingParams": "eyas.decoding.sampling",
+    "TreeShape": "eyas.decoding.tree",
+    "Eagle3Drafter": "eyas.decoding.drafters",
+    "TrainConfig": "eyas.training.config",
+    "train": "eyas.training.recipe",
+    "EyasError": "eyas.errors",
+}
+__all__ = list(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'eyas' has no attribute '{name}'")
+    return getattr(import_module(_PUBLIC[name]), name)
