@@ -1,9 +1,9 @@
 """What a forward of the real target over n tokens costs, against the floor of this machine.
 
-The floor of n tokens is the larger of (bytes of the weights) / (read bandwidth) and (FLOPs of the products) / (FLOP rate),
-both rates measured in this run. A forward is the whole of it: embedding, layers with a cache of 256 tokens, and logits of
-all n tokens. Packings and token counts take turns, so that a busy spell of the machine hits all alike; a figure is the
-minimum over the turns. `noise` is the ratio of two such minima of one and the same forward.
+The floor of n tokens is the larger of (bytes of the weights) / (read bandwidth) and (FLOPs of the products) / (FLOP
+rate), both rates measured in this run. A forward is the whole of it: embedding, layers with a cache of 256 tokens, and
+logits of all n tokens. Packings and token counts take turns, so that a busy spell of the machine hits all alike; a figure
+is the minimum over the turns. `noise` is the largest ratio of two such minima of one and the same forward.
 
     python benchmarks/forward_cost.py [--quick] [--threads N]
 
@@ -96,7 +96,7 @@ def main() -> None:
     gaps = {name: {n: best[name, n] / floor(name, n) for n in counts} for name in sizes}
     packing = min(("fp32", "fp16", "int8"), key=lambda name: max(gaps[name][n] for n in (1, 8, 16)))
     load = os.getloadavg()[0]
-    print(f"{args.threads} threads, load {load:.1f}, {bandwidth / 1e9:.1f} GB/s, {flops / 1e9:.0f} GFLOP/s, {turns} turns")
+    print(f"{args.threads} threads, load {load:.1f}, {bandwidth / 1e9:.1f} GB/s, {flops / 1e9:.0f} GFLOP/s")
     print(f"{'ms (over floor)':<16}" + "".join(f"{n:>8} tokens" for n in counts))
     for name in gaps:
         row = "".join(f"{1e3 * best[name, n]:>8.1f} ({gaps[name][n]:4.2f})" for n in counts)
@@ -105,13 +105,14 @@ def main() -> None:
         "fp32_ratio_8_to_1": best["fp32", 8] / best["fp32", 1],
         **{f"floor_gap_{n}": gaps[packing][n] for n in (1, 8, 16)},
         "stock_8_over_packed_8": best["stock", 8] / best[packing, 8],
-        "noise": max(best[AGAIN, n] / best["fp16", n] for n in counts),
+        "noise": max(max(pair) / min(pair) for pair in ((best[AGAIN, n], best["fp16", n]) for n in counts)),
         "bandwidth_gb_s": bandwidth / 1e9,
         "gflop_s": flops / 1e9,
     }
     rounded = {key: round(value, 3) for key, value in figures.items()}
     by_packing = {name: {str(n): round(gap, 3) for n, gap in row.items()} for name, row in gaps.items()}
-    print(json.dumps({**rounded, "packing": packing, "threads": args.threads, "load": round(load, 2), "gaps": by_packing}))
+    settings = {"packing": packing, "threads": args.threads, "load": round(load, 2), "turns": turns}
+    print(json.dumps({**rounded, **settings, "gaps": by_packing}))
 
 
 if __name__ == "__main__":

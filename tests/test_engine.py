@@ -33,8 +33,11 @@ class OracleDrafter:
     def allocate(self, rows: int, length: int, scratch: int) -> None:
         self.written: list[list[int]] = [[] for _ in range(rows)]
 
+    def share(self, source: int, to: int, count: int) -> None:
+        self.written[to] = self.written[source][:count]
+
     def prefill(self, row: int, tokens: Tensor, taps: Tensor) -> None:
-        self.written[row] = tokens.tolist()
+        self.written[row] += tokens.tolist()
 
     def extend(self, tokens: Tensor, taps: Tensor, counts: Tensor) -> Tensor:
         for row, (new, count) in enumerate(zip(tokens.tolist(), counts.tolist(), strict=True)):
@@ -205,6 +208,30 @@ def test_joining_late_and_leaving_early_changes_no_row(seed: int, temperature: f
         assert_same([result], [want[number]])
     assert set(range(6)) - cancelled <= set(done)
     assert not engine.busy
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_a_shared_beginning_changes_nothing(features: bool) -> None:
+    """Prompts that begin alike are prefilled once; tokens, acceptance, caches and features are those of each alone."""
+    target = tiny_target("qwen2")
+    generator = torch.Generator().manual_seed(2)
+    system = torch.randint(3, VOCAB, (20,), generator=generator).tolist()
+    ends = [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in (1, 4, 9)]
+    prompts = [*(system + end for end in ends), system, system + ends[1], system[:3]]
+    asked = [Request(ids, SamplingParams(max_new_tokens=10), str(i)) for i, ids in enumerate(prompts)]
+
+    def engine(rows: int) -> Engine:
+        drafter = Eagle3Drafter(target, random_head(target))
+        return Engine(target, drafter, tree=TreeShape(3, 3, 6), max_rows=rows, max_length=64, features=features)
+
+    alone = [engine(1).generate([request])[0] for request in asked]
+    together = engine(4).generate(asked)
+    assert_same(together, alone)
+    for a, b in zip(together, alone, strict=True):
+        assert (a.accepted, a.stats.accepted, a.stats.drafted) == (b.accepted, b.stats.accepted, b.stats.drafted)
+        if features:
+            assert a.features is not None and b.features is not None
+            assert torch.allclose(a.features.float_taps, b.features.float_taps, atol=1e-4)
 
 
 def test_streaming_gives_the_same_text_in_whole_characters() -> None:

@@ -57,12 +57,15 @@ class KVCache:
                 store[:, row, :, start : start + count] = store[:, row, :, source]
         self.lengths[row] += count
 
+    def share(self, source: int, to: int, count: int) -> None:
+        """Row `to` begins anew with a copy of the first `count` committed entries of row `source`."""
+        for store in self._stores:
+            store[:, to, :, :count] = store[:, source, :, :count]
+        self.lengths[to] = count
+
     def move(self, source: int, to: int) -> None:
         """Make row `to` a copy of row `source`."""
-        used = int(self.lengths[source])
-        for store in self._stores:
-            store[:, to, :, :used] = store[:, source, :, :used]
-        self.lengths[to] = used
+        self.share(source, to, int(self.lengths[source]))
 
     def keys_values(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
         """The committed keys and values [heads, committed, dim] of one row (for tests and inspection)."""

@@ -23,8 +23,11 @@ class Drafter(Protocol):
     def allocate(self, rows: int, length: int, scratch: int) -> None:
         """Make room for `rows` texts of `length` tokens and `scratch` tree nodes per row."""
 
+    def share(self, source: int, to: int, count: int) -> None:
+        """Begin a text in row `to` with the first `count` positions of row `source`, whose tokens are the same."""
+
     def prefill(self, row: int, tokens: Tensor, taps: Tensor) -> None:
-        """Begin a text in `row`: `tokens` int64 [M] follow the positions whose `taps` [M, 3H] are given."""
+        """Go on with the prompt in `row`: `tokens` int64 [M] follow the positions whose `taps` [M, 3H] are given."""
 
     def extend(self, tokens: Tensor, taps: Tensor, counts: Tensor) -> Tensor:
         """Read what was committed: of `tokens` [B, M] and true `taps` [B, M, 3H] the first `counts[b]` >= 1 are valid.
@@ -71,12 +74,14 @@ class Eagle3Drafter:
         weight = self.head.norm.weight
         self._cache = KVCache([self._shape], rows, length + scratch, dtype=weight.dtype, device=weight.device)
 
+    def share(self, source: int, to: int, count: int) -> None:
+        self.cache.share(source, to, count)
+
     @torch.inference_mode()
     def prefill(self, row: int, tokens: Tensor, taps: Tensor) -> None:
-        self.cache.lengths[row] = 0
         if len(tokens):
             self._read(row, tokens[None], taps[None])
-            self.cache.lengths[row] = len(tokens)
+            self.cache.lengths[row] += len(tokens)
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor, taps: Tensor, counts: Tensor) -> Tensor:

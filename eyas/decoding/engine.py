@@ -167,30 +167,47 @@ class Engine:
         return any(row.ticket == ticket for row in (*self._rows, *self._waiting))
 
     def _admit(self, row: Row) -> Event:
-        """Prefill a request in the next free slot; its first token is the prefill's own."""
+        """Prefill a request in the next free slot; its first token is the prefill's own.
+
+        What another row's prompt begins with as well is copied from there (the system prompt, say), for the drafter too.
+        """
         start = time.perf_counter()
         slot = len(self._rows)
+        donor, shared = self._donor(row.request.ids)
         self._rows.append(row)
+        self.cache.share(donor, slot, shared)
         prompt = torch.tensor(row.request.ids, device=self.target.device)  # [L]
         length = len(prompt)
-        slots = torch.arange(length, device=prompt.device)[None]  # [1, L]
-        self.cache.lengths[slot] = 0
-        mask = torch.ones(length, length, dtype=torch.bool, device=prompt.device).tril()[None, None]
-        out = self.target.forward(prompt[None], slots, self.cache.view(slot, 1, slots), mask, slots)
+        slots = torch.arange(shared, length, device=prompt.device)[None]  # [1, L - shared]
+        keys = torch.arange(length, device=prompt.device)  # [L]
+        mask = (keys <= slots[0, :, None])[None, None]  # [1, 1, L - shared, L]
+        out = self.target.forward(prompt[None, shared:], slots, self.cache.view(slot, 1, slots), mask, keys[None])
         self.cache.lengths[slot] = length
         logits = self.target.logits(out.hidden[:, -1])  # [1, V]
         if self.features:
-            row.taps.append(out.taps[0].cpu())
+            before = self._rows[donor].taps[0][:shared] if shared else out.taps[0, :0].cpu()
+            row.taps.append(torch.cat([before, out.taps[0].cpu()]))
             row.teacher.append(teacher_rows(logits.cpu(), TEACHER_TOP_K))
         token = BatchSampler([row.request.params], prompt.device).choose(logits, [0])  # [1]
         if self.drafter is not None:
-            self.drafter.prefill(slot, prompt[1:], out.taps[0, :-1])
+            self.drafter.share(donor, slot, shared)
+            self.drafter.prefill(slot, prompt[shared + 1 :], out.taps[0, :-1])
             row.unread_tokens.append(token)
             row.unread_taps.append(out.taps[0, -1:])
         row.take([int(token)], 0)
         row.stats.target_forwards += 1
         row.stats.prefill_s += time.perf_counter() - start
         return self._event(slot, 1)
+
+    def _donor(self, prompt: list[int]) -> tuple[int, int]:
+        """The active row whose prompt has the longest beginning in common with `prompt`, and how many positions of it
+        can be taken over: one fewer than the common tokens, since the drafter pairs a position with the token after it."""
+        best = (0, 0)
+        for slot, row in enumerate(self._rows):
+            pairs = zip(prompt, row.request.ids, strict=False)
+            common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prompt), len(row.request.ids)))
+            best = max(best, (slot, max(common - 1, 0)), key=lambda pair: pair[1])
+        return best
 
     def _round(self) -> list[Event]:
         """Draft, verify, walk, commit, for every active row."""
