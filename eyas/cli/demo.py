@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -44,10 +45,17 @@ def demo(
 
 
 def _run(*arguments: str) -> None:
-    """Run one public command in a process of its own, as a user would; its failure ends the demo."""
+    """Run one public command in a process of its own, as a user would; its failure ends the demo.
+
+    Ctrl-C goes to that process, which saves its work; the demo waits for it.
+    """
     console.print(f"\n$ eyas {shlex.join(arguments)}", style="bold cyan", markup=False, soft_wrap=True)
     start = time.monotonic()
-    code = subprocess.run([sys.executable, "-m", "eyas.cli.app", *arguments]).returncode
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        code = subprocess.Popen([sys.executable, "-m", "eyas.cli.app", *arguments]).wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
     if code == 130:
         raise KeyboardInterrupt
     if code:

@@ -3,7 +3,6 @@ goes."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from eyas.errors import EyasError
+from eyas.errors import EyasError, why_not_written
 
 
 class GrowingFile:
@@ -72,10 +71,8 @@ class GrowingFile:
                 left = left[os.write(self._fd, left) :]
         except OSError as error:
             os.ftruncate(self._fd, at)
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            reason = "the disk is full" if full else str(error.strerror)
             raise EyasError(
-                f"{self.path}: {reason}; what was written so far is kept, run the same command again to go on"
+                f"{self.path}: {why_not_written(error)}; what was written so far is kept, run the same command again to go on"
             ) from error
         return at + len(data)
 

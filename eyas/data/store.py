@@ -7,7 +7,6 @@ an interrupted job loses at most the texts that were not flushed. Per token a te
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.data.features import TEACHER_TOP_K, Features
-from eyas.errors import EyasError
+from eyas.errors import EyasError, why_not_written
 from eyas.target import Target
 
 TEXTS_PER_SHARD = 64
@@ -125,8 +124,7 @@ class FeatureStore:
             shards = [*self._shards, shard]
             write_atomically(self.folder / "index.json", json.dumps({"made_for": self._made_for, "shards": shards}))
         except (OSError, SafetensorError) as error:
-            full = (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space" in str(error)
-            why = "the disk is full" if full else str(error)
+            why = why_not_written(error)
             raise EyasError(f"cannot write features to {self.folder}: {why}; what was written before is kept") from error
         self._shards, self._fresh = shards, []
 

@@ -22,24 +22,38 @@ def _mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def _signed32(x: int) -> int:
+    return x - (1 << 32) if x >> 31 else x
+
+
 def noise_key(seed: int, sample: int, index: int) -> tuple[int, int]:
-    """Two 32-bit keys for the `index`-th generated token of the `sample`-th text drawn with `seed`."""
+    """Two signed 32-bit keys for the `index`-th generated token of the `sample`-th text drawn with `seed`."""
     key = _mix64(_mix64(_mix64(seed & _MASK64) ^ (sample & _MASK64)) ^ (index & _MASK64))
-    return key & _MASK32, key >> 32
+    return _signed32(key & _MASK32), _signed32(key >> 32)
 
 
-def _mix32(x: Tensor) -> Tensor:
-    """A bijective hash of 32-bit values held in int64 (multipliers: Wellons' lowbias32)."""
-    x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & _MASK32
-    x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & _MASK32
-    return x ^ (x >> 16)
+def _mix32_(x: Tensor) -> Tensor:
+    """A bijective hash of int32 values, in place (multipliers: Wellons' lowbias32; the shifts are logical ones)."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= _signed32(0x7FEB352D)
+    x ^= (x >> 15) & 0x1FFFF
+    x *= _signed32(0x846CA68B)
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+def _rows(keys: Tensor, ids: Tensor) -> Tensor:
+    bits = _mix32_(ids ^ keys[:, :1])  # [R, n]
+    bits ^= keys[:, 1:]
+    uniform = _mix32_(bits).double()  # [R, n], whole numbers from -2^31
+    uniform += 2.0**31 + 0.5
+    uniform /= 2.0**32  # inside (0, 1)
+    return uniform.log_().neg_().log_().neg_().float()
 
 
 def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
-    """Standard Gumbel noise float32 [B, n] for `keys` int64 [B, 2] at token `ids` int64 [n] or [B, n]."""
-    low, high = keys[:, :1], keys[:, 1:]  # [B, 1]
-    bits = _mix32(_mix32((ids & _MASK32) ^ low) ^ high)  # [B, n], 32 bits each
-    uniform = (bits.double() + 0.5) / 2**32  # inside (0, 1)
-    return -torch.log(-torch.log(uniform)).float()
+    """Standard Gumbel noise float32 [B, n] for `keys` int32 [B, 2] at token `ids` int [n]."""
+    ids = ids.int()[None]  # [1, n]
+    if keys.device.type != "cpu":
+        return _rows(keys, ids)
+    return torch.cat([_rows(key, ids) for key in keys.split(1)])  # a row at a time stays in the cache

@@ -62,9 +62,9 @@ class BatchSampler:
         self._filters = any(p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p) for p in params)
 
     def keys(self, indices: Sequence[int]) -> Tensor:
-        """The noise keys int64 [B, 2] of output index `indices[b]` in every row."""
+        """The noise keys int32 [B, 2] of output index `indices[b]` in every row."""
         pairs = [noise_key(p.seed, p.sample, i) for p, i in zip(self.params, indices, strict=True)]
-        return torch.tensor(pairs, dtype=torch.long, device=self.device)
+        return torch.tensor(pairs, dtype=torch.int32, device=self.device)
 
     def choose(self, logits: Tensor, indices: Sequence[int]) -> Tensor:
         """The token int64 [B] that each row takes at output index `indices[b]` given float32 `logits` [B, V]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from eyas.errors import EyasError
+from eyas.errors import EyasError, why_not_written
 from eyas.heads.config import HeadConfig
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.target import Target
@@ -37,9 +36,7 @@ def save_head(head: Eagle3Head, folder: Path | str) -> None:
         os.replace(folder / f"{WEIGHTS}.part", folder / WEIGHTS)
         os.replace(folder / f"{CONFIG}.part", folder / CONFIG)
     except (OSError, SafetensorError) as error:
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space" in str(error)
-        why = "the disk is full" if full else str(error)
-        raise EyasError(f"cannot save the head to {folder}: {why}") from error
+        raise EyasError(f"cannot save the head to {folder}: {why_not_written(error)}") from error
 
 
 def engine_config(config: HeadConfig) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-// y = x W^T + b with packed weights, for few rows as for many: the bits of an output row depend on nothing but that row of x.
+// y = x W^T + b with packed weights, for few rows as for many: a row of y depends on nothing but its row of x.
 //
-// Weights lie in panels of 16 outputs, [panels, k, 16]. Every output element is one chain of fused multiply-adds over ascending
-// k, then scale (int8) and bias; how many rows and panels a register tile holds, how rows are grouped into blocks and which
-// thread does what never enters the arithmetic.
+// Weights lie in panels of 16 outputs, [panels, k, 16]. Every output element is one chain of fused multiply-adds over
+// ascending k, then scale (int8) and bias; how many rows and panels a register tile holds, how rows are grouped into
+// blocks and which thread does what never enters the arithmetic.
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <vector>
 
@@ -20,7 +21,7 @@ namespace {
 
 constexpr int64_t kPanel = 16;       // outputs in a panel
 constexpr int64_t kMaxRows = 6;      // rows of a tile: 6 x 16 outputs fill 12 of 16 vector registers
-constexpr int64_t kDepth = 256;      // most steps of k at a time: 16 KB of one panel as floats, which stay in L1
+constexpr int64_t kDepthBytes = 8 << 10;    // of a panel at a time: with its rows of x and the next bytes they fit L1
 constexpr int64_t kBlockBytes = 192 << 10;  // activations of a row block: they stay in L2 while panels pass by
 constexpr int64_t kFar = 2048;       // bytes from what a lone tile reads to what it fetches ahead
 constexpr int64_t kSmall = 1 << 16;  // multiply-adds that are not worth a second thread
@@ -118,7 +119,8 @@ void one_panel(const float* x, int64_t ldx, int64_t rows, const W* w, int64_t st
 template <typename W>
 void many_rows(const Product& p, const W* packed, int64_t begin, int64_t end) {
   const int64_t most = std::max(kMaxRows, kBlockBytes / (p.k * 4) / kMaxRows * kMaxRows);
-  const int64_t depth = at::divup(p.k, at::divup(p.k, kDepth));
+  const int64_t deepest = kDepthBytes / (kPanel * static_cast<int64_t>(sizeof(W)));
+  const int64_t depth = at::divup(p.k, at::divup(p.k, deepest));
   std::vector<float> acc(std::min(most, p.rows) * kPanel);
   for (int64_t row = 0; row < p.rows; row += most) {
     const int64_t rows = std::min(p.rows - row, most);
@@ -138,15 +140,25 @@ void many_rows(const Product& p, const W* packed, int64_t begin, int64_t end) {
 }
 
 template <typename W>
+void some_panels(const Product& p, const W* packed, int64_t begin, int64_t end) {
+  switch (p.rows) {
+    case 1: return few_rows<1, 4>(p, packed, begin, end);
+    case 2: return few_rows<2, 2>(p, packed, begin, end);
+    default: return many_rows(p, packed, begin, end);
+  }
+}
+
+// Panels are handed out as threads become free, so that a thread which the machine holds up delays one chunk only.
+template <typename W>
 void product(const Product& p, const W* packed) {
-  const int64_t panels = at::divup(p.out, kPanel);
-  const int64_t work = 1 + p.rows * p.k * kPanel;  // multiply-adds of a panel
-  at::parallel_for(0, panels, std::max<int64_t>(1, kSmall / work), [&](int64_t begin, int64_t end) {
-    switch (p.rows) {
-      case 1: return few_rows<1, 4>(p, packed, begin, end);
-      case 2: return few_rows<2, 2>(p, packed, begin, end);
-      default: return many_rows(p, packed, begin, end);
-    }
+  constexpr int64_t kChunks = 8, kTogether = 4;  // chunks a thread; panels that a chunk holds a multiple of
+  const int64_t panels = at::divup(p.out, kPanel), work = 1 + p.rows * p.k * p.out;
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), at::divup(work, kSmall));
+  const int64_t chunk = std::max(kTogether, panels / (threads * kChunks) / kTogether * kTogether);
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t begin; (begin = next.fetch_add(chunk)) < panels;)
+      some_panels(p, packed, begin, std::min(panels, begin + chunk));
   });
 }
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eyas.errors import EyasError
+from eyas.errors import EyasError, why_not_written
 
 STATE = "state.pt"
 
@@ -22,9 +21,9 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
         os.replace(work, folder / STATE)
     except (OSError, RuntimeError) as error:
         work.unlink(missing_ok=True)
-        full = getattr(error, "errno", None) == errno.ENOSPC or "enforce fail" in str(error)
-        why = "the disk is full" if full else str(error).splitlines()[0]
-        raise EyasError(f"cannot save the training state to {folder}: {why}; the state before it is kept") from error
+        raise EyasError(
+            f"cannot save the training state to {folder}: {why_not_written(error)}; the state before it is kept"
+        ) from error
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eyas.data.batches import Batch, shuffled_batches
 from eyas.data.features import Features
-from eyas.errors import EyasError
+from eyas.errors import EyasError, why_not_written
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.files import save_head
 from eyas.progress import Interrupt, Meter, progress
@@ -166,8 +166,13 @@ class Trainer:
 
     def _log(self, **figures: Any) -> None:
         row = {"step": self.step, "minutes": self.elapsed / 60, "tokens": self.tokens, **figures}
-        with (self.out / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        try:
+            with (self.out / "log.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise EyasError(
+                f"cannot write the log in {self.out}: {why_not_written(error)}; run the same command to go on"
+            ) from error
 
     def save(self) -> None:
         """Write everything that decides the next step."""
