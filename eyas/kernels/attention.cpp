@@ -1,7 +1,7 @@
 // Attention for decoding over a cache: every query is reduced over its own allowed keys, gathered in ascending order.
 //
-// The arithmetic of a query sees the sequence of its allowed keys and nothing else: not the gaps between them, not other
-// queries, rows of the batch or threads. So a node of a draft tree gets the bits that plain decoding of its path gets.
+// The arithmetic of a query sees the sequence of its allowed keys and nothing else: not the gaps between them, not
+// other queries, rows of the batch or threads. So a node of a draft tree gets the bits of plain decoding of its path.
 // Score: one chain of fused multiply-adds for each of 8 lanes, folded in a fixed order. Softmax: exact maximum, own
 // exponential, sums of 8 interleaved lanes. Result: one chain over the keys per element, divided by the sum at the end.
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 namespace {
 
-constexpr int64_t kMaxHeads = 3;       // query heads of one key head that share a pass over its keys: 3 x 4 accumulators
+constexpr int64_t kMaxHeads = 3;       // query heads of one key head that share a pass over its keys: 12 accumulators
 constexpr int64_t kMaxQueries = 8;     // queries that a task takes through the same keys
 constexpr int64_t kChunk = 64;         // keys at a time: they stay in L1 while the task's queries pass by
 constexpr int64_t kSmall = 1 << 15;    // multiply-adds that are not worth a second thread
@@ -119,8 +119,8 @@ float softmax(float* scores, int64_t count, int64_t pad, float scale) {
   return 1.f / total[0];
 }
 
-// out[HEADS][first .. first + 8 VECS) += weight x value over the allowed keys number [begin, end); PARTIAL where the value's
-// last vector is not whole.
+// out[HEADS][first .. first + 8 VECS) += weight x value over the allowed keys number [begin, end); PARTIAL where the
+// value's last vector is not whole.
 template <int HEADS, int VECS, bool PARTIAL>
 void blend(const Problem& p, const Query& query, const float* values, int64_t begin, int64_t end, int64_t first) {
   const int64_t last = p.value_dim - first - 8 * (VECS - 1);
@@ -166,8 +166,8 @@ void attend_block(const Problem& p, int64_t b, int64_t head, int64_t kv, int64_t
     q.pad = padded(count);
     q.weights.resize(static_cast<size_t>(HEADS * q.pad));
     q.vectors.assign(static_cast<size_t>(HEADS * width), 0.f);
-    for (int h = 0; h < HEADS; ++h)
-      std::copy_n(p.q + b * p.qs.batch + (head + h) * p.qs.head + (begin + i) * p.qs.token, p.dim, &q.vectors[h * width]);
+    const float* from = p.q + b * p.qs.batch + head * p.qs.head + (begin + i) * p.qs.token;
+    for (int h = 0; h < HEADS; ++h) std::copy_n(from + h * p.qs.head, p.dim, &q.vectors[h * width]);
     q.out = p.out + ((b * p.queries + begin + i) * p.heads + head) * p.value_dim;
     std::fill_n(q.out, HEADS * p.value_dim, 0.f);
   }
@@ -222,7 +222,8 @@ at::Tensor with_dense_rows(const at::Tensor& t) {
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask,
                   double scale) {
   const at::Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
-  TORCH_CHECK(mask.scalar_type() == at::kBool && mask.dim() == 4 && mask.size(1) == 1, "attend wants a mask bool [B, 1, Q, K]");
+  TORCH_CHECK(mask.scalar_type() == at::kBool && mask.dim() == 4 && mask.size(1) == 1,
+              "attend wants a mask bool [B, 1, Q, K]");
   const int64_t batch = q.size(0), heads = q.size(1), queries = q.size(2), kv_heads = k.size(1), keys = k.size(2);
   TORCH_CHECK(k.size(0) == batch && v.size(0) == batch && v.size(1) == kv_heads && v.size(2) == keys &&
               k.size(3) == q.size(3) && kv_heads > 0 && heads % kv_heads == 0,
@@ -230,9 +231,10 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   const at::Tensor m = mask.expand({batch, 1, queries, keys});
   at::Tensor out = at::empty({batch, queries, heads, v.size(3)}, q.options());
   const auto strides = [](const at::Tensor& t) { return Strides{t.stride(0), t.stride(1), t.stride(2)}; };
-  const Problem p{q.const_data_ptr<float>(), k.const_data_ptr<float>(), v.const_data_ptr<float>(), m.const_data_ptr<bool>(),
-                  out.mutable_data_ptr<float>(), strides(q), strides(k), strides(v), m.stride(0), m.stride(2), m.stride(3),
-                  heads, queries, keys, q.size(3), v.size(3), static_cast<float>(scale)};
+  const Problem p{
+      q.const_data_ptr<float>(), k.const_data_ptr<float>(), v.const_data_ptr<float>(), m.const_data_ptr<bool>(),
+      out.mutable_data_ptr<float>(), strides(q), strides(k), strides(v), m.stride(0), m.stride(2), m.stride(3),
+      heads, queries, keys, q.size(3), v.size(3), static_cast<float>(scale)};
 
   const int64_t group = heads / kv_heads, threads = at::get_num_threads();
   const bool scarce = batch * kv_heads * queries < 4 * threads;  // then heads are spread too

@@ -41,7 +41,7 @@ struct Ahead {
   int64_t lines;
 };
 
-// acc[ROWS][16 * PANELS] += x w over `steps` of k. Rows of x lie `ldx` floats apart, panels of w `stride` elements apart.
+// acc[ROWS][16 * PANELS] += x w over `steps` of k. Rows of x lie `ldx` floats apart, panels of w `stride` elements.
 template <int ROWS, int PANELS, typename W>
 void tile(const float* x, int64_t ldx, const W* w, int64_t stride, int64_t steps, float* acc, Ahead ahead) {
   constexpr int kVecs = 2 * PANELS;
@@ -175,8 +175,9 @@ at::Tensor packed_linear(
   shape.back() = out_features;
   at::Tensor y = at::empty(shape, x.options());
   const int64_t k = packed.size(1);
-  Product p{x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), scale ? scale->const_data_ptr<float>() : nullptr,
-            bias ? bias->const_data_ptr<float>() : nullptr, out_features ? y.numel() / out_features : 0, k, out_features};
+  const Product p{
+      x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), scale ? scale->const_data_ptr<float>() : nullptr,
+      bias ? bias->const_data_ptr<float>() : nullptr, out_features ? y.numel() / out_features : 0, k, out_features};
   if (p.rows == 0) return y;
   switch (packed.scalar_type()) {
     case at::kFloat: product(p, packed.const_data_ptr<float>()); break;

@@ -28,7 +28,7 @@ class PackReport:
     reads; `left`: modules that still hold matrices of their own, embeddings aside.
     """
 
-    weights: str
+    weights: Weights
     products: int
     fused: int
     bytes: int

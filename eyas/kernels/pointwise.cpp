@@ -29,7 +29,8 @@ void store(Vec8 a, float* p, int64_t count) { count == 8 ? a.store(p) : store_so
 
 template <typename F>
 void rows_in_parallel(int64_t rows, int64_t width, F visit) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, kSmall / std::max<int64_t>(1, width)), [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max<int64_t>(1, kSmall / (width + 1));
+  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) visit(row);
   });
 }
