@@ -16,7 +16,7 @@ from eyas.errors import EyasError
 from eyas.progress import clock, console
 
 # Shares of the time budget; what is left over is loading, the race and the sample text.
-RESPOND, TRAIN = 0.34, 0.44
+RESPOND, TRAIN = 0.42, 0.40
 PROMPT = "Explain to a child why the sky is blue."
 
 
@@ -34,7 +34,7 @@ def demo(
     answers, head = out / "responses.jsonl", out / "head"
     common = ["--target", target, "--weights", weights]
     _run("respond", "--self-prompts", "2000", "--out", str(answers), "--minutes", f"{minutes * RESPOND:.2f}",
-         "--max-new-tokens", "160", "--batch", "32", "--features", *common)  # fmt: skip
+         "--max-new-tokens", "160", "--batch", "64", "--features", *common)  # fmt: skip
     _run("train", str(answers), "--out", str(head), "--minutes", f"{minutes * TRAIN:.2f}", "--held-out", "24", *common)
     report, page = out / "report.json", out / "report.html"
     _run("bench", "--head", str(head), "--prompts", str(answers), "--held-out", "24", "--limit", "10",

@@ -21,7 +21,7 @@ from eyas.errors import EyasError
 from eyas.progress import console
 from eyas.target import Target
 
-OWN_PROMPTS_SHARE = 1 / 3  # of the time limit, at most, goes into the prompts themselves
+OWN_PROMPTS_SHARE = 1 / 4  # of the time limit, at most, goes into the prompts themselves
 
 
 def respond(

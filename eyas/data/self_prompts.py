@@ -68,7 +68,7 @@ def user_opening(tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int] | s
 
 def write_own_prompts(
     engine: AnsweringEngine, count: int, *, params: Any, seed: int = 0, temperature: float = 1.0,
-    max_tokens: int = 160, minutes: float | None = None, out: Path | str | None = None,
+    max_tokens: int = 96, minutes: float | None = None, out: Path | str | None = None,
     flags: dict[str, Any] | None = None,
 ) -> list[Prompt]:  # fmt: skip
     """`count` prompts that the engine's target writes as its own user, all different.

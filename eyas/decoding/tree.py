@@ -23,9 +23,9 @@ class TreeShape:
     The authors' default (their depth 7, top-k 10, 60 tokens with the root) is TreeShape(8, 10, 59) here.
     """
 
-    depth: int = 4
+    depth: int = 3
     top_k: int = 4
-    total: int = 8
+    total: int = 7
 
     def __post_init__(self) -> None:
         if self.depth < 0 or self.top_k < 1 or self.total < 0:

@@ -26,7 +26,7 @@ class TrainConfig(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = Field(default=0.5, gt=0, description="largest gradient norm")
-    slots_per_batch: int = Field(default=2048, gt=0, description="slots of one micro-batch")
+    slots_per_batch: int = Field(default=512, gt=0, description="slots of one micro-batch")
     accumulate: int = Field(default=1, ge=1, description="micro-batches per optimiser step")
     draft_vocab_size: int | None = Field(default=None, gt=0)
     start: Start = "warm"
