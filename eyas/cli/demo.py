@@ -35,7 +35,8 @@ def demo(
     common = ["--target", target, "--weights", weights]
     _run("respond", "--self-prompts", "2000", "--out", str(answers), "--minutes", f"{minutes * RESPOND:.2f}",
          "--max-new-tokens", "160", "--batch", "64", "--features", *common)  # fmt: skip
-    _run("train", str(answers), "--out", str(head), "--minutes", f"{minutes * TRAIN:.2f}", "--held-out", "24", *common)
+    _run("train", str(answers), "--out", str(head), "--minutes", f"{minutes * TRAIN:.2f}", "--held-out", "24",
+         "--vocab", "4096", *common)  # fmt: skip
     report, page = out / "report.json", out / "report.html"
     _run("bench", "--head", str(head), "--prompts", str(answers), "--held-out", "24", "--limit", "10",
          "--max-new-tokens", "128", "--json", str(report), "--html", str(page), "--log", str(head / "log.jsonl"),
