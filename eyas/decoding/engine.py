@@ -32,6 +32,11 @@ from eyas.target import Target, TargetOutput
 __all__ = ["Engine", "Event", "Piece", "Request", "Result"]
 
 
+# Up to this many nodes of all rows are projected to the vocabulary together, which reads its weights once; of more, only the
+# nodes that the walk visits, which bounds the memory of the logits.
+PROJECTED_AT_ONCE = 64
+
+
 @dataclass(frozen=True)
 class Event:
     """What a round did for one request; `result` is there when it is finished."""
@@ -217,8 +222,10 @@ class Engine:
         tree = self._draft(sampler)
         drafted = time.perf_counter()
         out = self._verify(tree)
+        few = out.hidden.shape[0] * out.hidden.shape[1] <= PROJECTED_AT_ONCE
+        logits = self.target.logits(out.hidden) if few else None  # [B, N+1, V]
         verified = time.perf_counter()
-        result, teacher = self._walk(tree, out, sampler)
+        result, teacher = self._walk(tree, out, logits, sampler)
         kept = self._commit(result, out, tree.tokens.shape[1], teacher)
         ended = time.perf_counter()
         for row in rows:
@@ -259,13 +266,15 @@ class Engine:
         key_positions = torch.arange(view.end, device=device).repeat(rows, 1).scatter(1, slots, positions)  # [B, K]
         return self.target.forward(torch.cat([last, tree.tokens], 1), positions, view, mask[:, None], key_positions)
 
-    def _walk(self, tree: DraftTree, out: TargetOutput, sampler: BatchSampler) -> tuple[Walk, list[tuple[Tensor, Tensor]]]:
-        """Walk the trees; only visited nodes are projected to the vocabulary."""
+    def _walk(
+        self, tree: DraftTree, out: TargetOutput, projected: Tensor | None, sampler: BatchSampler
+    ) -> tuple[Walk, list[tuple[Tensor, Tensor]]]:
+        """Walk the trees. Where the nodes were too many to project at once, those visited are projected now."""
         every = torch.arange(len(self._rows), device=self.target.device)
         teacher = []
 
         def choose(nodes: Tensor, step: int) -> Tensor:
-            logits = self.target.logits(out.hidden[every, nodes])  # [B, V]
+            logits = self.target.logits(out.hidden[every, nodes]) if projected is None else projected[every, nodes]  # [B, V]
             if self.features:
                 teacher.append(teacher_rows(logits.cpu(), TEACHER_TOP_K))
             return sampler.choose(logits, [len(row.ids) + step for row in self._rows])

@@ -1,0 +1,104 @@
+"""The command line: the demo's commands in a row on a small target, and one line for everything that goes wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from eyas.cli.app import main
+from tests.tiny import tiny_target
+
+
+@pytest.fixture(scope="module")
+def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny target as a user would have it: a Hugging Face directory."""
+    folder = tmp_path_factory.mktemp("target")
+    target = tiny_target("qwen3")
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def eyas(*arguments: object) -> int:
+    """Run a command in this process; its exit code."""
+    before = sys.argv
+    sys.argv = ["eyas", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def test_the_commands_in_a_row(target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers, head, target = tmp_path / "answers.jsonl", tmp_path / "head", ("--target", target_dir)
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"id": str(i), "messages": [{"role": "user", "content": f"tell me of {w}"}]} for i, w in enumerate("abcdefgh")]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    respond = ("respond", prompts, "--out", answers, "--max-new-tokens", 20, "--batch", 4, "--features", *target)
+    assert eyas(*respond) == 0
+    written = answers.read_bytes()
+    assert written.count(b"\n") == 9  # a header and eight answers
+    assert eyas(*respond) == 0 and answers.read_bytes() == written  # nothing is asked twice
+
+    train = ("train", answers, "--out", head, "--steps", 4, "--unroll", 2, "--vocab", 100, "--held-out", 2, *target)
+    assert eyas(*train) == 0
+    assert {f.name for f in head.iterdir()} == {"config.json", "model.safetensors", "train.json", "log.jsonl", "state.pt"}
+    assert eyas(*train) == 0  # finished already
+
+    report, page = tmp_path / "report.json", tmp_path / "report.html"
+    bench = ("bench", "--head", head, "--prompts", answers, "--held-out", 2, "--max-new-tokens", 12, *target)
+    capsys.readouterr()
+    assert eyas(*bench, "--json", report, "--html", page) == 0
+    table = capsys.readouterr().out
+    assert "tokens identical" in table and "yes" in table and "tau" in table
+    assert "http" not in page.read_text().replace("http://www.w3.org", "")  # self-contained
+    assert eyas("generate", "hello", "--head", head, "--max-new-tokens", 8, *target) == 0
+    assert eyas("bench", "compare", report, report) == 0
+    assert eyas("data", "show", answers, *target) == 0
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed as the error; there must be exactly one such line."""
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_bad_input_is_one_line_and_a_code(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    target = ("--target", target_dir)
+    empty, masked, not_a_head = tmp_path / "empty.jsonl", tmp_path / "masked.jsonl", tmp_path / "plain"
+    empty.write_text("")
+    masked.write_text("".join(json.dumps({"id": str(i), "ids": [5, 6, 7], "prompt_len": 3}) + "\n" for i in range(4)))
+    not_a_head.mkdir()
+    cases: list[tuple[tuple[object, ...], str]] = [
+        (("respond", *target), "--self-prompts"),
+        (("respond", empty, *target, "--out", tmp_path / "o.jsonl"), "empty.jsonl"),
+        (("respond", tmp_path / "nothing.jsonl", *target), "nothing.jsonl"),
+        (("train", masked, *target, "--out", tmp_path / "h", "--steps", 2), "masked.jsonl"),
+        (("train", empty, *target, "--out", tmp_path / "h", "--steps", 2), "empty.jsonl"),
+        (("train", masked, *target, "--out", tmp_path / "h"), "steps or as minutes"),
+        (("train", masked, *target, "--out", tmp_path / "h", "--steps", 2, "--start", "cold"), "start"),
+        (("generate", "x", "--target", tmp_path / "no" / "such"), "no such directory"),
+        (("generate", "x", "--target", "nobody/nothing-here"), "nobody/nothing-here"),
+        (("generate", "x", "--target", tmp_path / "no.gguf"), "GGUF"),
+        (("generate", "x", "--target", not_a_head), "config.json"),
+        (("generate", "x", *target, "--head", not_a_head), "config.json is missing"),
+        (("generate", "x", *target, "--tree", "bushy"), "bushy"),
+        (("generate", "x", *target, "--weights", "fp4"), "fp4"),
+        (("generate", "x " * 600, *target), "tokens"),
+        (("generate", "x", *target, "--temperature", "-1"), "temperature"),
+        (("bench", *target, "--prompts", tmp_path / "nothing.jsonl"), "nothing.jsonl"),
+    ]
+    for arguments, told in cases:
+        capsys.readouterr()
+        assert eyas(*arguments) == 2, arguments
+        assert told in one_line(capsys), arguments
