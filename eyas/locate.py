@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from eyas.errors import EyasError
+from eyas.errors import EyasError, why_not_written
 from eyas.progress import console
 
 EMBEDDED = "smollm2"
@@ -69,14 +69,17 @@ def _converted(gguf: Path) -> Path:
     if home.is_dir():
         return home
     console.print(f"converting {gguf.name} once (kept in {home})")
-    home.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=home.parent, prefix="converting-"))
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=home.parent, prefix="converting-"))
+    except OSError as error:
+        raise EyasError(f"cannot write to {home.parent}: {error.strerror}; name another place with EYAS_CACHE") from error
     try:
         _convert(gguf, work)
         if not home.is_dir():  # another process may have been quicker
             work.rename(home)
-    except OSError as error:
-        raise EyasError(f"cannot convert {gguf}: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+        raise EyasError(f"cannot convert {gguf}: {why_not_written(error)}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return home

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, get_args
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
@@ -160,6 +161,8 @@ class Target:
         embedding = model.get_input_embeddings().weight
         self.device, self.dtype = embedding.device, embedding.dtype
         self._base: Any = model.get_decoder()
+        if not hasattr(self._base, "layers") or not hasattr(self._base, "norm"):
+            raise EyasError(f"target '{name}' is of the family '{config.model_type}', whose layers eyas does not know")
         self._head: Any = model.get_output_embeddings()
         self._caught: dict[int, Tensor] = {}
         for tap in set(self.tap_ids):
@@ -198,7 +201,7 @@ class Target:
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
             model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise EyasError(f"cannot load the target '{spec}': {reason}") from error
         return cls(model.to(device), tokenizer, name=str(spec), taps=taps, weights=cast(Weights, weights))

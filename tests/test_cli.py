@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.cli.app import main
+from eyas.cli.main import main
 from tests.tiny import tiny_target
 
 

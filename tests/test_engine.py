@@ -271,5 +271,7 @@ def test_prompts_that_do_not_fit_are_refused_in_one_line() -> None:
         with pytest.raises(EyasError) as caught:
             engine.submit(Request(ids))
         assert "\n" not in str(caught.value)
+    with pytest.raises(EyasError, match="at least 1 row"):
+        Engine(tiny_target("llama"), max_rows=0)
     result = engine.generate([Request([5] * 30, SamplingParams(max_new_tokens=50, ignore_eos=True))])[0]
     assert result.finish == "length" and len(result.ids) == 2

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from eyas.decoding.drafters import Eagle3Drafter
 from eyas.errors import EyasError
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.files import WEIGHTS, head_hash, load_head, save_head
@@ -35,6 +36,7 @@ def test_a_saved_head_comes_back_bit_equal(family: str, tmp_path: Path) -> None:
     for name, tensor in head.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor), name
     first = head_hash(tmp_path)
+    Eagle3Drafter(target, back, weights="fp16")  # packs a copy
     save_head(back, tmp_path)
     assert head_hash(tmp_path) == first
 
@@ -88,6 +90,9 @@ BROKEN = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
     "a broken config": (lambda f: (f / "config.json").write_text("{"), "damaged"),
     "a foreign config": (lambda f: (f / "config.json").write_text("{}"), "no head that eyas wrote"),
+    "a config that is no object": (lambda f: (f / "config.json").write_text("5"), "no head that eyas wrote"),
+    "offsets that are no integers": (put("d2t", torch.zeros(120)), "int64"),
+    "a rope without its parts": (edit(rope={"rope_type": "llama3", "rope_theta": 1e4}), "rope"),
     "heads that do not divide": (edit(num_key_value_heads=3), "evenly"),
     "other taps": (edit(tap_ids=[1, 4, 5]), "taps"),
 }

@@ -71,6 +71,9 @@ def test_a_fully_masked_sample_gives_zero_loss_and_no_step(tmp_path: Path) -> No
     assert all(torch.equal(p, before[n]) for n, p in head.named_parameters())
     with pytest.raises(EyasError, match="nothing to learn"):
         Trainer(head, [masked], learn, TrainConfig(steps=3), tmp_path)
+    one_token_answers = [read_features(target, some_sample("o", 9, [(8, 9)]), VOCAB)]
+    with pytest.raises(EyasError, match="nothing to learn"):  # a draft starts after the first token of an answer
+        Trainer(head, one_token_answers, learn, TrainConfig(steps=3), tmp_path)
 
 
 def test_the_loss_is_cross_entropy_with_the_renormalised_teacher() -> None:
@@ -152,11 +155,26 @@ def test_a_run_with_other_settings_is_not_mixed_in(tmp_path: Path) -> None:
     short = CONFIG.model_copy(update={"steps": 2})
     train(target, samples, tmp_path / "a", short, features=tmp_path / "f", held_out=2)
     for changed in (short.model_copy(update={"learning_rate": 1e-4}), short.model_copy(update={"seed": 5})):
-        with pytest.raises(EyasError, match="another"):
+        with pytest.raises(EyasError, match="holds a run with"):
             train(target, samples, tmp_path / "a", changed, features=tmp_path / "f", held_out=2)
+    more = [*samples, *(Sample(f"new{s.id}", s.ids, s.spans) for s in corpus(14)[10:])]
+    log = (tmp_path / "a/log.jsonl").read_text()
+    train(target, more, tmp_path / "a", short, features=tmp_path / "f", held_out=2)  # goes on with its own texts
+    assert (tmp_path / "a/log.jsonl").read_text() == log
+    with pytest.raises(EyasError, match="not in the data any more"):
+        train(target, corpus(14)[6:], tmp_path / "a", short, features=tmp_path / "f", held_out=2)
     (tmp_path / "a/state.pt").write_bytes(b"broken")
     with pytest.raises(EyasError, match="damaged"):
         train(target, samples, tmp_path / "a", short, features=tmp_path / "f", held_out=2)
+
+
+def test_a_run_killed_before_its_first_checkpoint_leaves_no_log_behind(tmp_path: Path) -> None:
+    target, samples = tiny_target("llama"), corpus(10)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/log.jsonl").write_text('{"step": 1, "loss": [9.0]}\n' * 7)
+    train(target, samples, tmp_path / "a", CONFIG.model_copy(update={"steps": 2}), features=tmp_path / "f", held_out=2)
+    rows = [json.loads(line) for line in (tmp_path / "a/log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2]
 
 
 def test_measured_acceptance_is_that_of_a_greedy_chain() -> None:

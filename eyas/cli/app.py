@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from eyas.cli.bench import app as bench
@@ -12,7 +10,6 @@ from eyas.cli.demo import demo
 from eyas.cli.generate import generate
 from eyas.cli.respond import respond
 from eyas.cli.train import train
-from eyas.errors import EyasError
 from eyas.progress import console
 from eyas.target import transformers_quietly
 from eyas.threads import choose_threads
@@ -36,19 +33,3 @@ def prepare(context: typer.Context) -> None:
     transformers_quietly()
     if context.invoked_subcommand != "demo":  # which only starts the others
         console.print(f"using {choose_threads()}", style="dim")
-
-
-def main() -> None:
-    """Run the command line. A fault the user can mend is one line and exit code 2."""
-    try:
-        app()
-    except EyasError as error:
-        console.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        console.print("stopped")
-        sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

@@ -44,7 +44,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="of the sampling noise")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="per answer")] = 256,
     tree: Annotated[str | None, typer.Option(help="DEPTHxTOPKxTOTAL or chain:K")] = None,
-    batch: Annotated[int, typer.Option(help="prompts decoded together")] = 1,
+    batch: Annotated[int, typer.Option(help="prompts decoded together", min=1)] = 1,
     weights: Annotated[str, typer.Option(help="packing of the linear products: stock, fp32, fp16 or int8")] = "stock",
     json: Annotated[Path | None, typer.Option(help="write the report here")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page of it here")] = None,
@@ -64,14 +64,14 @@ def bench(
     items = gather(model, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     report = run_bench(model, heads, items, params, tree=shape, rules=Rules(batch=batch))
-    if json:
-        report.write(json)
-    if html:
-        write_html(report, html, training)
     console = Console(highlight=False)
     console.print(table(report))
     console.print()
     console.print(sample_text(report))
+    if json:
+        report.write(json)
+    if html:
+        write_html(report, html, training)
     if report.interrupted:
         raise typer.Exit(130)
 

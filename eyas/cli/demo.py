@@ -33,13 +33,14 @@ def demo(
     start = time.monotonic()
     answers, head = out / "responses.jsonl", out / "head"
     common = ["--target", target, "--weights", weights]
-    _run("respond", "--self-prompts", "2000", "--out", str(answers), "--minutes", f"{minutes * RESPOND:.2f}",
-         "--max-new-tokens", "160", "--batch", "64", "--features", *common)  # fmt: skip
-    _run("train", str(answers), "--out", str(head), "--minutes", f"{minutes * TRAIN:.2f}", "--held-out", "24",
+    if not (head / "train.json").is_file():  # once training has begun its texts are settled
+        _run("respond", "--self-prompts", "2000", "--out", str(answers), "--minutes", f"{minutes * RESPOND:.2f}",
+             "--max-new-tokens", "160", "--batch", "64", "--features", *common)  # fmt: skip
+    _run("train", str(answers), "--out", str(head), "--minutes", f"{minutes * TRAIN:.2f}", "--held-out", "20",
          "--vocab", "4096", *common)  # fmt: skip
     report, page = out / "report.json", out / "report.html"
-    _run("bench", "--head", str(head), "--prompts", str(answers), "--held-out", "24", "--limit", "10",
-         "--max-new-tokens", "128", "--json", str(report), "--html", str(page), "--log", str(head / "log.jsonl"),
+    _run("bench", "--head", str(head), "--prompts", str(answers), "--held-out", "20", "--limit", "12",
+         "--max-new-tokens", "96", "--json", str(report), "--html", str(page), "--log", str(head / "log.jsonl"),
          *common)  # fmt: skip
     _run("generate", PROMPT, "--head", str(head), "--max-new-tokens", "120", *common)
     console.print(f"\nthe report is {page}; the head is {head}; all in {clock(time.monotonic() - start)}", markup=False)
@@ -54,10 +55,10 @@ def _run(*arguments: str) -> None:
     start = time.monotonic()
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        code = subprocess.Popen([sys.executable, "-m", "eyas.cli.app", *arguments]).wait()
+        code = subprocess.Popen([sys.executable, "-m", "eyas.cli.main", *arguments]).wait()
     finally:
         signal.signal(signal.SIGINT, before)
-    if code == 130:
+    if code in (130, -signal.SIGINT):
         raise KeyboardInterrupt
     if code:
         raise EyasError(f"the demo stops here: `eyas {arguments[0]}` ended with code {code}")

@@ -74,7 +74,7 @@ def respond(
             "params": params, "temperatures": mix, "flags": flags, "rewrite": not keep_answers, "minutes": left,
         }  # fmt: skip
         if features:
-            engine = Engine(model, max_rows=batch, max_length=max_length, features=True)
+            engine.features = True
             with FeatureStore(features_beside(out), model) as store:
                 done = answer(engine, asked, out, on_result=store.take, **settings)
         else:

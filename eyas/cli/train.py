@@ -28,7 +28,9 @@ def train(
     minutes: Annotated[float | None, typer.Option(help="length of the run in minutes")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run in optimiser steps (repeatable)")] = None,
     features: Annotated[Path | None, typer.Option(help="feature store; default: RESPONSES with .features")] = None,
-    held_out: Annotated[float, typer.Option(help="share, or number, of texts to measure on", min=0)] = 0.05,
+    held_out: Annotated[
+        float, typer.Option(help="share, or number, of texts kept for races; as many again choose the head", min=0)
+    ] = 0.05,
     max_length: Annotated[int, typer.Option(help="texts are cut there, in tokens", min=3)] = 1024,
     vocab: Annotated[int | None, typer.Option(help="draft vocabulary")] = None,
     unroll: Annotated[int, typer.Option(help="steps of training-time test")] = DEFAULTS["unroll"],

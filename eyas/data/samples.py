@@ -112,7 +112,7 @@ def truncate(samples: Iterable[Sample], max_length: int) -> Truncated:
     cut = dropped = 0
     for sample in samples:
         spans = [(start, min(end, max_length)) for start, end in sample.spans if start < max_length]
-        if not spans:
+        if not spans or min(len(sample.ids), max_length) < 3:  # the first token that can be learnt is the third
             dropped += 1
         elif len(sample.ids) <= max_length:
             kept.append(sample)

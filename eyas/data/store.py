@@ -35,7 +35,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def features_beside(answers: Path) -> Path:
     """Where the features of a file of answers are kept unless told otherwise."""
-    return answers.with_suffix(".features")
+    return answers.with_name(f"{answers.stem or 'answers'}.features")
 
 
 class FeatureStore:
@@ -59,7 +59,9 @@ class FeatureStore:
             try:
                 kept = json.loads(index.read_text(encoding="utf-8"))
                 made_for, self._shards = kept["made_for"], kept["shards"]
-            except (ValueError, KeyError) as error:
+                for number, shard in enumerate(self._shards):
+                    self._where.update({key: (number, place) for place, key in enumerate(shard["texts"])})
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise EyasError(f"{index} is not readable; delete the folder, its features can be made again") from error
             for key, value in self._made_for.items():
                 if made_for.get(key) != value:
@@ -67,8 +69,6 @@ class FeatureStore:
                         f"the features in {self.folder} were made with {key} {made_for.get(key)}, this run has {value}; "
                         "name another folder or delete this one"
                     )
-            for number, shard in enumerate(self._shards):
-                self._where.update({name: (number, place) for place, name in enumerate(shard["texts"])})
 
     def __enter__(self) -> FeatureStore:
         return self
@@ -81,11 +81,6 @@ class FeatureStore:
 
     def __len__(self) -> int:
         return len(self._where)
-
-    @property
-    def bytes(self) -> int:
-        """Size of the shards on disk."""
-        return sum(shard["bytes"] for shard in self._shards)
 
     def add(self, features: Features) -> None:
         """Keep one text's features; they are on disk after `flush`, which happens by itself every so many texts."""

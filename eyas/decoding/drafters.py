@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Protocol
 
 import torch
@@ -55,7 +56,8 @@ class Eagle3Drafter:
 
     def __init__(self, target: Target, head: Eagle3Head, *, weights: Weights = "stock") -> None:
         head.config.check_target(target)
-        if weights != "stock":
+        if weights != "stock":  # in a copy: the caller's head can still be trained and saved
+            head = copy.deepcopy(head, {id(head.embedding): head.embedding})
             pack_linears(head, weights)
         self.head = head.eval()
         self.target_ids = head.draft_ids(head.d2t)

@@ -63,6 +63,8 @@ class Engine:
         self.tree = (tree or TreeShape()) if drafter is not None else TreeShape.chain(0)
         if drafter is not None and self.tree.top_k > len(drafter.target_ids):
             raise EyasError(f"top_k {self.tree.top_k} is more than the drafter's {len(drafter.target_ids)} tokens")
+        if max_rows < 1 or max_length < 2:
+            raise EyasError(f"an engine needs at least 1 row of 2 tokens, not {max_rows} of {max_length}")
         self.max_rows = max_rows
         self.max_length = min(max_length, target.max_length)
         length = self.max_length + self.tree.total + 1

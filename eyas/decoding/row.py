@@ -14,7 +14,7 @@ from eyas.data.features import Features
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats
 
-Finish = Literal["eos", "stop", "length", "cancelled"]
+Finish = Literal["eos", "stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Row:
         return len(tokens)
 
     def decoded(self) -> str:
-        return str(self.tokenizer.decode(self.ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode(self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _stop_at(self) -> int | None:
         """Where in the text the first stop string begins."""

@@ -24,8 +24,8 @@ class TreeShape:
     """
 
     depth: int = 3
-    top_k: int = 4
-    total: int = 7
+    top_k: int = 3
+    total: int = 5
 
     def __post_init__(self) -> None:
         if self.depth < 0 or self.top_k < 1 or self.total < 0:

@@ -7,6 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from eyas.errors import EyasError
+from eyas.heads.rope import inverse_frequencies
+from eyas.progress import console
 from eyas.target import Target
 
 DRAFT_VOCABULARY = 8192  # default size; the head's largest product, and most texts use fewer distinct tokens
@@ -45,6 +47,10 @@ class HeadConfig(BaseModel):
             )
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft vocabulary {self.draft_vocab_size} is larger than the target's {self.vocab_size}")
+        try:
+            inverse_frequencies(self.rope, self.head_dim)
+        except (EyasError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"rope {self.rope} cannot be used: {error}") from error
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, so rotary positions cannot be applied")
         return self
@@ -88,6 +94,12 @@ class HeadConfig(BaseModel):
                     f"this head was trained for another target ({self.target_name or 'unnamed'}): its {what} is {head}, "
                     f"that of '{target.name}' is {model}; give the target it was trained for, or train a head for this one"
                 )
+        if self.target_fingerprint not in ("", target.fingerprint):
+            console.print(
+                f"note: this head was trained for {self.target_name} ({self.target_fingerprint}), not for "
+                f"{target.name} ({target.fingerprint}); the text stays right, but fewer drafts may be accepted",
+                style="yellow", markup=False,
+            )  # fmt: skip
         if self.tap_ids != target.tap_ids:
             raise EyasError(
                 f"this head reads taps {list(self.tap_ids)}, the target '{target.name}' was loaded with "

@@ -6,22 +6,12 @@ implementation. T below is any run of leading dimensions: [B, Q] in decoding, [s
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eyas.heads.config import HeadConfig
 from eyas.heads.rope import inverse_frequencies, rotate
-
-
-class QKV(NamedTuple):
-    """Rotated queries [T, heads, head_dim], keys and values [T, kv_heads, head_dim]."""
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
 
 
 class Attention(nn.Module):
@@ -61,7 +51,7 @@ class DraftLayer(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """A draft head for one target. Inference calls `fuse`, then per step `mix`, `project`, attention, `finish`, `logits`.
+    """A draft head for one target: `fuse`, then per step `mix`, `queries`, `keys_values`, attention, `finish`, `logits`.
 
     `embedding` [V, h] is the target's own, frozen and not a parameter. `d2t` int64 [D] holds OFFSETS: draft id i means
     target id i + d2t[i]; `t2d` bool [V] marks the target ids the head can draft.

@@ -33,9 +33,12 @@ def save_head(head: Eagle3Head, folder: Path | str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{CONFIG}.part").write_text(json.dumps(engine_config(head.config), indent=2), encoding="utf-8")
         save_file(tensors, folder / f"{WEIGHTS}.part", metadata={"format": "pt"})
+        (folder / f"{WEIGHTS}.part").chmod(0o644)  # a server may run as another user
         os.replace(folder / f"{WEIGHTS}.part", folder / WEIGHTS)
         os.replace(folder / f"{CONFIG}.part", folder / CONFIG)
     except (OSError, SafetensorError) as error:
+        for name in (WEIGHTS, CONFIG):
+            (folder / f"{name}.part").unlink(missing_ok=True)
         raise EyasError(f"cannot save the head to {folder}: {why_not_written(error)}") from error
 
 
@@ -112,11 +115,11 @@ def read_config(folder: Path | str) -> HeadConfig:
     path = Path(folder) / CONFIG
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise EyasError(f"no head in {folder}: {CONFIG} is missing") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise EyasError(f"{path} is damaged: {error}") from error
-    if _FORMAT not in raw:
+    if not isinstance(raw, dict) or not isinstance(raw.get(_FORMAT), dict):
         raise EyasError(f"{path} describes no head that eyas wrote")
     try:
         return HeadConfig(**raw[_FORMAT])
@@ -137,8 +140,10 @@ def head_hash(folder: Path | str) -> str:
 
 def _check_vocabulary(folder: Path, config: HeadConfig, d2t: torch.Tensor, t2d: torch.Tensor | None) -> None:
     """The two maps must be there in full, point into the target's vocabulary, and agree."""
-    if d2t.shape != (config.draft_vocab_size,):
-        raise EyasError(f"the head {folder}: d2t has shape {list(d2t.shape)}, not [{config.draft_vocab_size}]")
+    if d2t.shape != (config.draft_vocab_size,) or d2t.dtype != torch.long:
+        raise EyasError(
+            f"the head {folder}: d2t is {d2t.dtype} of shape {list(d2t.shape)}, not int64 of [{config.draft_vocab_size}]"
+        )
     ids = Eagle3Head.draft_ids(d2t)
     if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size or len(ids.unique()) != len(ids):
         raise EyasError(

@@ -17,7 +17,7 @@ Start = Literal["warm", "random"]
 def new_head(target: Target, d2t: Tensor, *, start: Start = "warm", seed: int = 0) -> Eagle3Head:
     """A head for `target` with draft vocabulary offsets `d2t` int64 [D], float32, on the target's device.
 
-    "warm" takes `lm_head` rows, the final norm and a late decoder layer from the target, where its shapes are a Llama
+    "warm" takes `lm_head` rows, the final norm and the last decoder layer from the target, where its shapes are a Llama
     layer's; parameters the target has no counterpart for stay random.
     """
     config = HeadConfig.for_target(target, draft_vocab_size=len(d2t))
@@ -37,8 +37,8 @@ def new_head(target: Target, d2t: Tensor, *, start: Start = "warm", seed: int = 
 def _warm(head: Eagle3Head, target: Target) -> None:
     """Copy what the target has a counterpart for.
 
-    The layer is the one that reads the high tap, whose state the fusion passes through; the query, key and value
-    projections read [embedding, state], so the target's weights go to the state half and the embedding half starts at 0.
+    The layer is the target's last; the query, key and value projections read [embedding, state], so its weights go to the
+    state half and the embedding half starts at zero. The fusion passes the high tap through.
     """
     h = head.config.hidden_size
     head.lm_head.weight.copy_(target.lm_head_weight[head.draft_ids(head.d2t)])

@@ -32,6 +32,9 @@ def load_state(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True)
+        if set(state) != {"head", "optimizer", "place"}:
+            raise ValueError("it holds other things")
+        return state
     except Exception as error:
         raise EyasError(f"{path} is damaged ({type(error).__name__}); delete it to train from the start") from error

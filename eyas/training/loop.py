@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eyas.data.batches import Batch, shuffled_batches
 from eyas.data.features import Features
+from eyas.data.store import write_atomically
 from eyas.errors import EyasError, why_not_written
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.files import save_head
@@ -61,14 +62,15 @@ class Trainer:
         )
         self.step, self.elapsed, self.tokens, self.skipped = 0, 0.0, 0, 0
         self.epoch, self.batch_in_epoch = 0, 0
-        self.best_tau, self.evaluated = 0.0, 0
-        if not any(len(t.ids) > 2 and len(t.teacher_ids) for t in texts):
+        self.best: Acceptance | None = None
+        self.evaluated = 0
+        if not any(bool(Batch.of([t]).carries_loss(0, head.t2d.cpu()).any()) for t in texts):
             raise EyasError("nothing to learn: no text has a supervised token (is the loss mask empty?)")
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
     def run(self) -> Acceptance:
-        """Train to the end of the budget and return the acceptance on the held-out texts as last measured.
+        """Train to the end of the budget and return the acceptance of the best head, which lies in `out`.
 
         An interrupt saves the state after the step in hand and raises KeyboardInterrupt.
         """
@@ -78,7 +80,7 @@ class Trainer:
         with progress("train", total, unit) as meter, Interrupt() as interrupt:
             meter.resume_at(self._done())
             batches = self._batches()
-            last = None
+            last = self.best
             while self.progress < 1:
                 if interrupt.asked:
                     self.save()
@@ -94,7 +96,7 @@ class Trainer:
                 if time.monotonic() - saved > CHECKPOINT_EVERY_S or self.progress >= 1:
                     self.save()
                     saved = time.monotonic()
-        return last if last is not None else self._evaluate()
+        return self.best or self._evaluate()
 
     @property
     def progress(self) -> float:
@@ -158,10 +160,12 @@ class Trainer:
         batches = (Batch.of(self.held_out[i : i + 8], self.device) for i in range(0, len(self.held_out), 8))
         acceptance = measure(self.head, batches, self.config.unroll)
         self.head.train()
-        if acceptance.tau > self.best_tau:
-            self.best_tau = acceptance.tau
+        better = self.best is None or acceptance.tau > self.best.tau
+        if better:
+            self.best = acceptance
             save_head(self.head, self.out)
-        self._log(eval=True, n_alpha=acceptance.n_alpha, tau_estimate=acceptance.tau, best_tau=self.best_tau)
+        self._log(eval=True, n_alpha=acceptance.n_alpha, tau_estimate=acceptance.tau, best=better)
+        self.save()  # so that a kill cannot leave a head in `out` that the state knows nothing of
         return acceptance
 
     def _log(self, **figures: Any) -> None:
@@ -179,25 +183,28 @@ class Trainer:
         place = {
             name: getattr(self, name)
             for name in (
-                "step", "elapsed", "tokens", "skipped", "epoch", "batch_in_epoch", "best_tau", "evaluated"
+                "step", "elapsed", "tokens", "skipped", "epoch", "batch_in_epoch", "evaluated"
             )
         }  # fmt: skip
+        place["best"] = None if self.best is None else (self.best.offered, self.best.accepted)
         save_state(self.out, {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "place": place})
 
     def resume(self) -> bool:
         """Take up the state in `out`, if there is one; its log loses what came after it."""
-        state = load_state(self.out)
+        state, log = load_state(self.out), self.out / "log.jsonl"
         if state is None:
+            log.unlink(missing_ok=True)  # of a run that ended before its first checkpoint
             return False
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
+        best = state["place"].pop("best")
+        self.best = None if best is None else Acceptance(*map(tuple, best))
         for name, value in state["place"].items():
             setattr(self, name, value)
-        log = self.out / "log.jsonl"
         if log.is_file():
             rows = [line for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-            kept = [line for line in rows if json.loads(line)["step"] <= self.step]
-            log.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            kept = [line for line in rows if json.loads(line).get("step", self.step + 1) <= self.step]
+            write_atomically(log, "".join(line + "\n" for line in kept))
         return True
 
 

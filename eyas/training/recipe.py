@@ -12,13 +12,14 @@ from eyas.chat import Sample
 from eyas.data.features import Features, read_features, text_key
 from eyas.data.samples import held_out_split, truncate
 from eyas.data.store import FeatureStore, write_atomically
-from eyas.errors import EyasError
+from eyas.errors import EyasError, why_not_written
 from eyas.heads.config import DRAFT_VOCABULARY
 from eyas.heads.start import new_head
 from eyas.heads.vocab import choose_vocabulary, count_tokens, coverage
 from eyas.progress import Interrupt, console, progress
 from eyas.target import Target
 from eyas.training.acceptance import Acceptance
+from eyas.training.checkpoint import STATE
 from eyas.training.config import TrainConfig
 from eyas.training.loop import Trainer
 
@@ -45,57 +46,73 @@ def train(
     """Train a head for `target` on `samples` and leave the best one in `out`; a run in `out` is taken up where it stopped.
 
     `features` is the folder of the feature store: what it lacks is read from the target first. `held_out` is the share (or,
-    from 1 on, the number) of texts kept apart for measuring. Raises EyasError for data with nothing to learn from, or when
-    `out` holds a run with other settings.
+    from 1 on, the number) of texts that the run never sees, so that the head can be measured on them; as many again choose
+    the best head. Raises EyasError for data with nothing to learn from, or when `out` holds a run with other settings.
     """
     cut = truncate(samples, max_length)
     if cut.dropped:
         console.print(f"{cut.dropped} texts have no supervised token within {max_length} tokens and are left out")
-    learn, apart = held_out_split(cut.samples, held_out, seed=config.seed)
-    if not learn or not apart:
-        raise EyasError(f"{len(cut.samples)} usable texts are too few to train on some and hold {held_out} of them out")
-    _same_run(out, config, target, learn)
+    rest, _ = held_out_split(cut.samples, held_out, seed=config.seed)
+    learn, choose = held_out_split(rest, held_out, seed=config.seed + 1)
+    learn, choose = _settle(out, config, target, cut.samples, learn, choose)
     with FeatureStore(features, target) as store:
-        _complete(store, target, [*learn, *apart])
+        _complete(store, target, [*learn, *choose])
         counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
         size = min(config.draft_vocab_size or DRAFT_VOCABULARY, target.vocab_size)
         d2t = choose_vocabulary(counts, size)
         supervised = sum(s.supervised for s in learn)
         console.print(
-            f"{len(learn):,} texts to learn from ({supervised:,} supervised tokens), {len(apart)} held out; draft "
+            f"{len(learn):,} texts to learn from ({supervised:,} supervised tokens), {len(choose)} to choose by; draft "
             f"vocabulary {size:,} of {target.vocab_size:,} covers {100 * coverage(counts, d2t):.2f} % of them"
         )
         head = new_head(target, d2t, start=config.start, seed=config.seed)
         trainer = Trainer(
-            head, Stored(store, [text_key(s) for s in learn]), Stored(store, [text_key(s) for s in apart]), config, out
+            head, Stored(store, [text_key(s) for s in learn]), Stored(store, [text_key(s) for s in choose]), config, out
         )
         if trainer.resume():
             console.print(f"going on at step {trainer.step:,}, {trainer.elapsed / 60:.1f} minutes in")
         return trainer.run()
 
 
-def _same_run(out: Path, config: TrainConfig, target: Target, learn: Sequence[Sample]) -> None:
-    """Note in `out` what decides the run, or refuse to go on with a run that something else decided."""
+def _settle(
+    out: Path, config: TrainConfig, target: Target, given: Sequence[Sample], learn: list[Sample], choose: list[Sample]
+) -> tuple[list[Sample], list[Sample]]:
+    """The texts of the run in `out`: `learn` and `choose`, noted there with all that decides the run; or, where a run is
+    under way, those of the `given` ones that it began with.
+
+    Raises EyasError when that run had other settings or its texts are gone.
+    """
+    path = out / "train.json"
     record = {
         "command": shlex.join(sys.argv),
         "config": config.model_dump(mode="json"),
-        "target": {"name": target.name, "fingerprint": target.fingerprint, "weights": target.weights},
-        "texts": len(learn),
+        "target": {"fingerprint": target.fingerprint, "weights": target.weights},
+        "texts": {"learn": [text_key(s) for s in learn], "choose": [text_key(s) for s in choose]},
     }
-    path = out / "train.json"
-    if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("config", "target", "texts"):
-            if before[key] != record[key]:
-                raise EyasError(
-                    f"{out} holds a run with another {key} ({before[key]} there, {record[key]} now); "
-                    "name another folder, or delete it to begin anew"
-                )
+    if not (out / STATE).is_file():
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(record, indent=1))
+        except OSError as error:
+            raise EyasError(f"cannot write to {out}: {why_not_written(error)}") from error
+        return learn, choose
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(record, indent=2))
-    except OSError as error:
-        raise EyasError(f"cannot write to {out}: {error.strerror}") from error
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for part in ("config", "target"):
+            for key, value in json.loads(json.dumps(record[part])).items():
+                if before[part].get(key) != value:
+                    raise EyasError(
+                        f"{out} holds a run with {key} {before[part].get(key)}, this one has {value}; "
+                        "name another folder, or delete it to begin anew"
+                    )
+        keys = before["texts"]["learn"], before["texts"]["choose"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EyasError(f"{path} cannot be read; delete {out} to begin anew") from error
+    here = {text_key(s): s for s in given}
+    gone = [key for part in keys for key in part if key not in here]
+    if gone:
+        raise EyasError(f"{len(gone)} of the texts that the run in {out} began with are not in the data any more")
+    return [here[key] for key in keys[0]], [here[key] for key in keys[1]]
 
 
 def _complete(store: FeatureStore, target: Target, samples: Sequence[Sample]) -> None:
