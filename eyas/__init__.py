@@ -1,4 +1,4 @@
-"""eyas: train, measure and serve EAGLE-3 draft heads, so that a language model writes the same tokens sooner.
+"""eyas: train, measure and run EAGLE-3 draft heads, so that a language model writes the same tokens sooner.
 
 from eyas import Engine, Eagle3Drafter, Request, SamplingParams, Target, load_head
 

@@ -6,9 +6,7 @@ slowly, marks the model as quantised and then refuses to save it.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,15 +15,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eyas.errors import EyasError, why_not_written
+from eyas.files import cache_dir, sha256
 from eyas.progress import console
 
 EMBEDDED = "smollm2"
 CACHE_VERSION = "1"  # part of the cache key: raise it when the conversion below changes
-
-
-def cache_dir() -> Path:
-    """Where converted targets and measurements are kept: $EYAS_CACHE, else ~/.cache/eyas."""
-    return Path(os.environ.get("EYAS_CACHE", Path.home() / ".cache" / "eyas"))
 
 
 def locate(spec: str) -> str:
@@ -61,11 +55,7 @@ def _embedded_gguf() -> Path:
 
 
 def _converted(gguf: Path) -> Path:
-    digest = hashlib.sha256(CACHE_VERSION.encode())
-    with gguf.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    home = cache_dir() / "targets" / f"{gguf.stem}-{digest.hexdigest()[:16]}"
+    home = cache_dir() / "targets" / f"{gguf.stem}-{sha256(gguf)[:16]}-v{CACHE_VERSION}"
     if home.is_dir():
         return home
     console.print(f"converting {gguf.name} once (kept in {home})")

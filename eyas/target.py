@@ -203,7 +203,8 @@ class Target:
             model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise EyasError(f"cannot load the target '{spec}': {reason}") from error
+            where = "" if Path(path).is_dir() else "it is no folder here, and as a hub id: "
+            raise EyasError(f"cannot load the target '{spec}': {where}{reason}") from error
         return cls(model.to(device), tokenizer, name=str(spec), taps=taps, weights=cast(Weights, weights))
 
     # -- forwards ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from eyas.decoding import stats
 from eyas.errors import EyasError
+from eyas.files import write_text
 
 PLAIN = "plain"  # the contestant that every other one is measured against
 
@@ -191,14 +192,3 @@ class RaceReport(BaseModel):
 def _first(error: ValidationError) -> str:
     fault = error.errors()[0]
     return f"{'.'.join(map(str, fault['loc'])) or 'file'}: {fault['msg']}"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a result whole or not at all. Raises EyasError when the disk does not take it."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise EyasError(f"cannot write {path}: {error.strerror}") from error

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from eyas.bench import plots
 from eyas.bench.colour import Stretch, styled
-from eyas.bench.figures import DEFINITIONS, PLAIN, Conditions, Figures, Interval, RaceReport, write_text
+from eyas.bench.figures import DEFINITIONS, PLAIN, Conditions, Figures, Interval, RaceReport
 from eyas.bench.training_log import TrainingLog
+from eyas.files import write_text
 
 HEADLINES = ("tokens/s", "speed-up", "tokens identical")
 

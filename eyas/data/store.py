@@ -7,30 +7,22 @@ an interrupted job loses at most the texts that were not flushed. Per token a te
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.data.features import TEACHER_TOP_K, Features
-from eyas.errors import EyasError, why_not_written
+from eyas.errors import EyasError
+from eyas.files import replacing, sha256, write_text
 from eyas.target import Target
 
 TEXTS_PER_SHARD = 64
 _PER_TEXT = ("ids", "supervised", "taps", "scales", "teacher_ids", "teacher_probs")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by a file holding `text`, never leaving half of one."""
-    work = path.with_name(path.name + ".part")
-    work.write_text(text, encoding="utf-8")
-    os.replace(work, path)
 
 
 def features_beside(answers: Path) -> Path:
@@ -105,22 +97,12 @@ class FeatureStore:
             lengths = [len(getattr(f, name)) for f in self._fresh]
             tensors[f"{name}_ends"] = torch.tensor(lengths).cumsum(0)
         tensors["ids"] = tensors["ids"].int()
-        name = f"shard-{len(self._shards):05d}.safetensors"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            work = self.folder / (name + ".part")
-            save_file(tensors, work)
-            digest = _sha256(work)
-            os.replace(work, self.folder / name)
-            shard = {
-                "file": name, "sha256": digest, "bytes": (self.folder / name).stat().st_size,
-                "texts": [f.key for f in self._fresh],
-            }  # fmt: skip
-            shards = [*self._shards, shard]
-            write_atomically(self.folder / "index.json", json.dumps({"made_for": self._made_for, "shards": shards}))
-        except (OSError, SafetensorError) as error:
-            why = why_not_written(error)
-            raise EyasError(f"cannot write features to {self.folder}: {why}; what was written before is kept") from error
+        path = self.folder / f"shard-{len(self._shards):05d}.safetensors"
+        with replacing(path, "; what was written before is kept") as part:
+            save_file(tensors, part)
+        shard = {"file": path.name, "sha256": sha256(path), "texts": [f.key for f in self._fresh]}
+        shards = [*self._shards, shard]
+        write_text(self.folder / "index.json", json.dumps({"made_for": self._made_for, "shards": shards}))
         self._shards, self._fresh = shards, []
 
     def __getitem__(self, key: str) -> Features:
@@ -143,16 +125,8 @@ class FeatureStore:
         if number not in self._open:
             entry = self._shards[number]
             path = self.folder / entry["file"]
-            if not path.is_file() or _sha256(path) != entry["sha256"]:
+            if not path.is_file() or sha256(path) != entry["sha256"]:
                 raise EyasError(f"{path} is missing or damaged; delete {self.folder}, its features can be made again")
             with safe_open(path, "pt") as file:
                 self._open[number] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         return self._open[number]
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from eyas.errors import EyasError, why_not_written
+from eyas.errors import EyasError
+from eyas.files import replacing, sha256, write_text
 from eyas.heads.config import HeadConfig
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.target import Target
@@ -29,17 +28,10 @@ def save_head(head: Eagle3Head, folder: Path | str) -> None:
     """
     folder = Path(folder)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{CONFIG}.part").write_text(json.dumps(engine_config(head.config), indent=2), encoding="utf-8")
-        save_file(tensors, folder / f"{WEIGHTS}.part", metadata={"format": "pt"})
-        (folder / f"{WEIGHTS}.part").chmod(0o644)  # a server may run as another user
-        os.replace(folder / f"{WEIGHTS}.part", folder / WEIGHTS)
-        os.replace(folder / f"{CONFIG}.part", folder / CONFIG)
-    except (OSError, SafetensorError) as error:
-        for name in (WEIGHTS, CONFIG):
-            (folder / f"{name}.part").unlink(missing_ok=True)
-        raise EyasError(f"cannot save the head to {folder}: {why_not_written(error)}") from error
+    with replacing(folder / WEIGHTS) as part:
+        save_file(tensors, part, metadata={"format": "pt"})
+        part.chmod(0o644)  # a server may run as another user
+    write_text(folder / CONFIG, json.dumps(engine_config(head.config), indent=2))
 
 
 def engine_config(config: HeadConfig) -> dict[str, Any]:
@@ -131,11 +123,7 @@ def read_config(folder: Path | str) -> HeadConfig:
 
 def head_hash(folder: Path | str) -> str:
     """12 hex digits naming the weights in `folder`; reported with every number measured with them."""
-    digest = hashlib.sha256()
-    with (Path(folder) / WEIGHTS).open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()[:12]
+    return sha256(Path(folder) / WEIGHTS)[:12]
 
 
 def _check_vocabulary(folder: Path, config: HeadConfig, d2t: torch.Tensor, t2d: torch.Tensor | None) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.cpp_extension import TORCH_LIB_PATH, include_paths
 
-from eyas.locate import cache_dir
+from eyas.files import cache_dir
 from eyas.progress import console
 
 HERE = Path(__file__).parent

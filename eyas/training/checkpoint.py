@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eyas.errors import EyasError, why_not_written
+from eyas.errors import EyasError
+from eyas.files import replacing
 
 STATE = "state.pt"
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
     """Replace the saved state by `state`; an interruption leaves the old one whole. Raises EyasError when the disk is full."""
-    work = folder / f"{STATE}.part"
-    try:
-        torch.save(state, work)
-        os.replace(work, folder / STATE)
-    except (OSError, RuntimeError) as error:
-        work.unlink(missing_ok=True)
-        raise EyasError(
-            f"cannot save the training state to {folder}: {why_not_written(error)}; the state before it is kept"
-        ) from error
+    with replacing(folder / STATE, "; the state before it is kept") as part:
+        torch.save(state, part)
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from eyas.data.batches import Batch, shuffled_batches
 from eyas.data.features import Features
-from eyas.data.store import write_atomically
 from eyas.errors import EyasError, why_not_written
+from eyas.files import write_text
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.files import save_head
 from eyas.progress import Interrupt, Meter, progress
@@ -92,8 +92,9 @@ class Trainer:
                 if self.progress * self.config.evaluations >= self.evaluated + 1 or self.progress >= 1:
                     start = time.monotonic()
                     last = self._evaluate()
-                    self.elapsed += time.monotonic() - start
-                if time.monotonic() - saved > CHECKPOINT_EVERY_S or self.progress >= 1:
+                    saved = time.monotonic()
+                    self.elapsed += saved - start
+                elif time.monotonic() - saved > CHECKPOINT_EVERY_S:
                     self.save()
                     saved = time.monotonic()
         return self.best or self._evaluate()
@@ -204,7 +205,7 @@ class Trainer:
         if log.is_file():
             rows = [line for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
             kept = [line for line in rows if json.loads(line).get("step", self.step + 1) <= self.step]
-            write_atomically(log, "".join(line + "\n" for line in kept))
+            write_text(log, "".join(line + "\n" for line in kept))
         return True
 
 

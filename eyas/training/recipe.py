@@ -11,8 +11,9 @@ from pathlib import Path
 from eyas.chat import Sample
 from eyas.data.features import Features, read_features, text_key
 from eyas.data.samples import held_out_split, truncate
-from eyas.data.store import FeatureStore, write_atomically
-from eyas.errors import EyasError, why_not_written
+from eyas.data.store import FeatureStore
+from eyas.errors import EyasError
+from eyas.files import write_text
 from eyas.heads.config import DRAFT_VOCABULARY
 from eyas.heads.start import new_head
 from eyas.heads.vocab import choose_vocabulary, count_tokens, coverage
@@ -90,11 +91,7 @@ def _settle(
         "texts": {"learn": [text_key(s) for s in learn], "choose": [text_key(s) for s in choose]},
     }
     if not (out / STATE).is_file():
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(record, indent=1))
-        except OSError as error:
-            raise EyasError(f"cannot write to {out}: {why_not_written(error)}") from error
+        write_text(path, json.dumps(record, indent=1))
         return learn, choose
     try:
         before = json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,50 @@
+"""Files that are whole or not there: every result, state and index is written beside its place and then moved into it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from eyas.errors import EyasError, why_not_written
+
+
+def cache_dir() -> Path:
+    """Where converted targets and compiled kernels are kept: $EYAS_CACHE, else ~/.cache/eyas."""
+    return Path(os.environ.get("EYAS_CACHE", Path.home() / ".cache" / "eyas"))
+
+
+@contextmanager
+def replacing(path: Path, hint: str = "") -> Iterator[Path]:
+    """Where to write what shall take the place of `path`; it does so when the block ends well, else nothing has changed.
+
+    Raises EyasError, `hint` at its end, when the disk does not take it.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        part.replace(path)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save tells of a full disk by a RuntimeError
+        reason = why_not_written(error)
+        if type(error) is RuntimeError and reason != "the disk is full":
+            raise
+        raise EyasError(f"cannot write {path}: {reason}{hint}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by a file holding `text`. Raises EyasError when the disk does not take it."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
