@@ -1,0 +1,66 @@
+"""Files are whole or not there, and a full disk is one line that loses nothing."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.data.store import FeatureStore
+from eyas.errors import EyasError
+from eyas.files import replacing, write_text
+from eyas.heads.files import head_hash, load_head, save_head
+from eyas.training.checkpoint import load_state, save_state
+from tests.test_unroll import random_head, some_texts
+from tests.tiny import VOCAB, tiny_target
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def torch_full(*_: Any, **__: Any) -> None:
+    raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 704 vs 598")
+
+
+def test_a_block_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "a.json"
+    write_text(path, "old")
+    for error in (KeyboardInterrupt, OSError(errno.ENOSPC, "full"), ValueError):
+        with pytest.raises((KeyboardInterrupt, EyasError, ValueError)), replacing(path) as part:
+            part.write_text("half")
+            raise error
+        assert path.read_text() == "old" and [f.name for f in path.parent.iterdir()] == ["a.json"]
+
+
+def test_a_full_disk_keeps_head_state_and_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama")
+    head, texts = random_head(target), some_texts(target)
+    save_head(head, tmp_path / "h")
+    before = head_hash(tmp_path / "h")
+    state = {"head": head.state_dict(), "optimizer": {}, "place": {"step": 1}}
+    save_state(tmp_path, state)
+    store = FeatureStore(tmp_path / "f", target, top_k=VOCAB)
+    store.add(texts[0])
+    store.flush()
+    store.add(texts[1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("eyas.heads.files.save_file", full)
+        patch.setattr("eyas.data.store.save_file", full)
+        patch.setattr(torch, "save", torch_full)
+        for write in (lambda: save_head(head, tmp_path / "h"), lambda: save_state(tmp_path, state), store.flush):
+            with pytest.raises(EyasError, match="the disk is full") as caught:
+                write()
+            assert "\n" not in str(caught.value)
+
+    assert head_hash(tmp_path / "h") == before and load_head(tmp_path / "h", target)
+    assert (load_state(tmp_path) or {})["place"] == {"step": 1}
+    again = FeatureStore(tmp_path / "f", target, top_k=VOCAB)
+    assert texts[0].key in again and texts[1].key not in again
+    assert not list(tmp_path.rglob("*.part"))
+    store.flush()  # there is room again
+    assert texts[1].key in FeatureStore(tmp_path / "f", target, top_k=VOCAB)
