@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -35,7 +35,8 @@ def replacing(path: Path, hint: str = "") -> Iterator[Path]:
             raise
         raise EyasError(f"cannot write {path}: {reason}{hint}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -362,7 +362,7 @@ def test_report_survives_the_disk(scripted: dict, tmp_path: Path) -> None:
     with pytest.raises(EyasError, match="cannot read"):
         RaceReport.read(tmp_path / "c.json")
     with pytest.raises(EyasError, match="cannot write"):
-        report.write(tmp_path / "none" / "a.json")
+        report.write(tmp_path / "a.json" / "b.json")  # under a file
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------

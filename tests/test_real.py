@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from eyas.chat import Sample
 from eyas.data.batches import Batch
@@ -18,6 +19,7 @@ from eyas.decoding.tree import TreeShape
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.start import new_head
 from eyas.heads.vocab import choose_vocabulary
+from eyas.locate import locate
 from eyas.target import Target
 from eyas.training.unroll import loss_masks, unroll
 
@@ -43,14 +45,12 @@ def asked(engine: Engine, **params: object) -> list[Request]:
 
 
 def test_plain_decoding_is_transformers_generate() -> None:
-    target = real_target("stock")
-    engine = Engine(target, max_length=256)
+    engine = Engine(real_target("stock"), max_length=256)
+    untouched = AutoModelForCausalLM.from_pretrained(locate("smollm2"), dtype=torch.float32)
     for request in asked(engine):
         ids = torch.tensor([request.ids])
         with torch.no_grad():
-            told = target.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, use_cache=False
-            )
+            told = untouched.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
         assert engine.generate([request])[0].ids == told[0, ids.shape[1] :].tolist()
 
 

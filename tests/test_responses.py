@@ -486,7 +486,8 @@ def test_real_engine_writes_its_own_prompts(monkeypatch):
 def test_commands_on_a_small_target(tmp_path, monkeypatch, capsys):
     from typer.testing import CliRunner
 
-    from eyas.cli.app import app, main
+    from eyas.cli.app import app
+    from eyas.cli.main import main
     from eyas.target import Target
     from tests.tiny import tiny_target
 

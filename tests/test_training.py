@@ -108,7 +108,7 @@ def corpus(count: int = 24) -> list[Sample]:
     ]
 
 
-CONFIG = TrainConfig(steps=24, unroll=3, slots_per_batch=120, learning_rate=3e-3, draft_vocab_size=120, evaluations=3)
+CONFIG = TrainConfig(steps=48, unroll=3, slots_per_batch=120, learning_rate=3e-3, draft_vocab_size=120, evaluations=3)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -117,10 +117,10 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_training_raises_acceptance_and_a_resumed_run_is_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, samples = tiny_target("llama"), corpus()
-    straight = train(target, samples, tmp_path / "a", CONFIG, features=tmp_path / "f", held_out=6)
+    straight = train(target, samples, tmp_path / "a", CONFIG, features=tmp_path / "f", held_out=3)
     rows = [json.loads(line) for line in (tmp_path / "a/log.jsonl").read_text().splitlines()]
     losses = [row["loss"][0] for row in rows if "loss" in row]
-    assert len(losses) == 24 and sum(losses[-4:]) < 0.9 * sum(losses[:4])
+    assert len(losses) == CONFIG.steps and sum(losses[-4:]) < 0.9 * sum(losses[:4])
     assert [row["unroll"] for row in rows if "loss" in row][:1] == [1] and len(rows[-2]["loss"]) == 3
 
     optimise = Trainer._optimise
@@ -134,9 +134,9 @@ def test_training_raises_acceptance_and_a_resumed_run_is_bit_equal(tmp_path: Pat
 
     monkeypatch.setattr(Trainer, "_optimise", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        train(target, samples, tmp_path / "b", CONFIG, features=tmp_path / "f", held_out=6)
+        train(target, samples, tmp_path / "b", CONFIG, features=tmp_path / "f", held_out=3)
     monkeypatch.setattr(Trainer, "_optimise", optimise)
-    resumed = train(target, samples, tmp_path / "b", CONFIG, features=tmp_path / "f", held_out=6)
+    resumed = train(target, samples, tmp_path / "b", CONFIG, features=tmp_path / "f", held_out=3)
     assert resumed == straight
     for name, tensor in weights_of(tmp_path / "a").items():
         assert torch.equal(weights_of(tmp_path / "b")[name], tensor), name
