@@ -35,3 +35,13 @@ class AnsweringEngine(Protocol):
     max_length: int
 
     def generate(self, requests: Iterable[Any], on_finish: Callable[[Any], None] | None = None) -> Sequence[Any]: ...
+
+
+def written_by(target: Any) -> dict[str, str]:
+    """What the header of a file tells of the target that wrote it."""
+    return {
+        "target": target.fingerprint,
+        "target_name": target.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "weights": getattr(target, "weights", "stock"),
+    }

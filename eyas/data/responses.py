@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from eyas.chat import Message, render, template_hash
-from eyas.data.asking import Answer, AnsweringEngine, Ask
+from eyas.data.asking import Answer, AnsweringEngine, Ask, written_by
 from eyas.data.hashing import content_id, derived_seed, derived_share
 from eyas.data.jsonl import GrowingFile
 from eyas.data.prompts import Prompt
@@ -268,10 +268,7 @@ def _header(
     sampling = dataclasses.asdict(params) | {"temperature": str(mix)}
     return {
         "eyas": "responses",
-        "target": target.fingerprint,
-        "target_name": target.name,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "weights": getattr(target, "weights", "stock"),
+        **written_by(target),
         "template": template_hash(target.tokenizer),
         "render": json.loads(json.dumps(flags, default=str)),
         "rewrite": rewrite,

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from eyas.chat import encode, render_text, special_ids, template_hash
-from eyas.data.asking import AnsweringEngine, Ask
+from eyas.data.asking import AnsweringEngine, Ask, written_by
 from eyas.data.hashing import content_id, derived_seed
 from eyas.data.jsonl import GrowingFile
 from eyas.data.prompts import Prompt
@@ -244,10 +244,7 @@ def _triples(text: str) -> list[tuple[str, ...]]:
 def _header(target: Any, params: Any, flags: dict[str, Any]) -> dict[str, Any]:
     return {
         "eyas": "prompts",
-        "target": target.fingerprint,
-        "target_name": target.name,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "weights": getattr(target, "weights", "stock"),
+        **written_by(target),
         "template": template_hash(target.tokenizer, **flags),
         "sampling": dataclasses.asdict(params),
     }
