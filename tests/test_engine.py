@@ -10,16 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from eyas.decoding.costs import Costs
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request, Result
+from eyas.decoding.grammar import Grammar
 from eyas.decoding.sampling import SamplingParams
+from eyas.decoding.static_tree import EAGLE1
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
 from eyas.target import Target
-from tests.test_unroll import FAMILIES, random_head
-from tests.tiny import VOCAB, tiny_target
+from tests.test_unroll import random_head
+from tests.tiny import FAMILIES, VOCAB, tiny_target
 
-TREES = (TreeShape.chain(1), TreeShape.chain(4), TreeShape(4, 4, 12), TreeShape(3, 2, 5), TreeShape(0, 1, 0))
+TREES = (
+    TreeShape.chain(1), TreeShape.chain(4), TreeShape(4, 4, 12), TreeShape(3, 2, 5), TreeShape(0, 1, 0), EAGLE1,
+    None,  # the planner's
+)  # fmt: skip
+# Costs under which the planner changes its mind: a random head's drafts are worth little.
+COSTS = Costs(target={1: {1: 1.0, 32: 1.4}, 3: {1: 1.2, 32: 9.0}}, draft={1: {1: 0.02, 3: 0.03}, 3: {1: 0.03, 3: 0.05}})
 
 
 class OracleDrafter:
@@ -82,14 +90,31 @@ def assert_same(got: list[Result], want: list[Result]) -> None:
         assert (a.id, a.ids, a.finish, a.text) == (b.id, b.ids, b.finish, b.text)
 
 
-def test_plain_decoding_is_transformers_own_greedy() -> None:
-    for family in FAMILIES:
-        target = tiny_target(family)
-        for request, result in zip(requests(), plain(target, requests()), strict=True):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_decoding_is_transformers_own_greedy(family: str) -> None:
+    """Token by token without a cache, by the model as transformers built it, its own attention and masks included."""
+    target = tiny_target(family)
+    asked = requests(3, max_new_tokens=14)
+    results = plain(target, asked)
+    target.model.set_attn_implementation("eager")
+    try:
+        for request, result in zip(asked, results, strict=True):
             ids = torch.tensor([request.ids])
-            for token in result.ids:  # token by token without a cache: the definition of greedy decoding
-                assert int(target.logits(target.read(ids).hidden)[0, -1].argmax()) == token
+            for token in result.ids:
+                with torch.no_grad():
+                    logits = target.model(input_ids=ids, use_cache=False).logits[0, -1]
+                assert int(logits.argmax()) == token
                 ids = torch.cat([ids, torch.tensor([[token]])], 1)
+    finally:
+        target._caught.clear()
+        target.model.set_attn_implementation("eyas")
+
+
+@pytest.mark.parametrize("family", ["mamba", "qwen3_next", "falcon_h1", "gemma2", "gpt2", "cohere"])
+def test_a_family_that_cannot_be_supported_is_refused_by_name(family: str) -> None:
+    with pytest.raises(EyasError) as caught:
+        tiny_target(family)
+    assert "\n" not in str(caught.value) and (family in str(caught.value) or "softcap" in str(caught.value))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,10 +123,153 @@ def test_a_head_does_not_change_a_token(family: str, temperature: float) -> None
     target = tiny_target(family)
     asked = requests(temperature=temperature, top_p=0.95)
     want = plain(target, asked)
-    for tree in TREES:
-        rows = 1 if tree.top_k == 1 else 3
-        engine = Engine(target, Eagle3Drafter(target, random_head(target)), tree=tree, max_rows=rows, max_length=256)
+    for tree in TREES if family == "llama" else TREES[1:3]:
+        rows = 1 if tree is not None and tree.top_k == 1 else 3
+        drafter = Eagle3Drafter(target, random_head(target))
+        engine = Engine(target, drafter, tree=tree, max_rows=rows, max_length=256, costs=COSTS)
         assert_same(engine.generate(asked), want)
+
+
+STEERED: dict[str, dict[str, object]] = {
+    "bias": {"logit_bias": {7: 3.0, 9: -50.0}},
+    "repetition": {"repetition_penalty": 1.4},
+    "presence and frequency": {"presence_penalty": 0.8, "frequency_penalty": 0.4},
+    "least length": {"logit_bias": {2: 40.0}, "min_new_tokens": 9},
+    "all": {"logit_bias": {7: 2.0}, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_new_tokens": 5, "top_k": 20},
+    "JSON": {"grammar": Grammar.json({"type": "array", "items": {"type": "integer"}, "maxItems": 3})},
+    "regex": {"grammar": Grammar.regex("([a-f]{2}-){3}[0-9]+")},
+}
+
+
+@pytest.mark.parametrize("params", STEERED.values(), ids=STEERED.keys())
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_penalties_bias_and_grammar_change_the_text_alike_with_and_without_a_head(
+    params: dict[str, object], temperature: float
+) -> None:
+    target = tiny_target()
+    asked = requests(4, temperature=temperature, **params)
+    asked[1] = Request(
+        asked[1].ids, SamplingParams(max_new_tokens=15, temperature=temperature, seed=1), "1"
+    )  # unlike the others
+    want = plain(target, asked)
+    free = plain(target, requests(4, temperature=temperature))
+    assert [w.ids for w in want[2:]] != [f.ids for f in free[2:]]
+    texts = {tuple(r.ids): [*r.ids, *w.ids] for r, w in zip(asked, want, strict=True)}
+    for drafter in (Eagle3Drafter(target, random_head(target)), OracleDrafter(texts, right=True)):
+        for tree, rows in ((TreeShape.chain(4), 1), (TreeShape(3, 3, 9), 3), (None, 3)):
+            engine = Engine(target, drafter, tree=tree, max_rows=rows, max_length=256, costs=COSTS)
+            assert_same(engine.generate(asked), want)
+
+
+def test_penalties_are_those_of_transformers() -> None:
+    from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+
+    target = tiny_target()
+    request = requests(1, max_new_tokens=20, repetition_penalty=1.5)[0]
+    ids = torch.tensor([request.ids])
+    theirs = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
+    for token in plain(target, [request])[0].ids:
+        logits = target.logits(target.read(ids).hidden)[:, -1]
+        assert int(theirs(ids, logits).argmax()) == token  # type: ignore[arg-type]
+        ids = torch.cat([ids, torch.tensor([[token]])], 1)
+
+
+def test_constrained_answers_are_what_the_grammar_allows() -> None:
+    import json
+    import re
+
+    target = tiny_target()
+    schema = {"type": "array", "items": {"type": "integer"}, "maxItems": 3}
+    ways = {"grammar": Grammar.json(schema)}, {"grammar": Grammar.regex("([a-f]{2}-){3}[0-9]{1,4}")}
+    for n, params in enumerate(ways):
+        for result in plain(target, requests(4, temperature=1.0, max_new_tokens=60, **params)):
+            if result.finish == "eos":
+                assert (
+                    isinstance(json.loads(result.text), list)
+                    if n == 0
+                    else re.fullmatch("([a-f]{2}-){3}[0-9]{1,4}", result.text)
+                )
+    for wrong in ("((", "a(?=b)"):
+        with pytest.raises(EyasError):
+            Grammar.regex(wrong)
+    with pytest.raises(EyasError, match="line 1"):
+        Grammar.json("{")
+
+
+def test_log_probabilities_are_the_targets_own() -> None:
+    target = tiny_target()
+    asked = requests(3, temperature=0.8, logprobs=2, presence_penalty=0.5)
+    want = plain(target, asked)
+    got = Engine(
+        target, Eagle3Drafter(target, random_head(target)), tree=TreeShape(3, 3, 8), max_rows=2, max_length=256
+    ).generate(asked)
+    assert_same(got, want)
+    for request, result in zip(asked, got, strict=True):
+        assert result.logprobs is not None and [entry.id for entry in result.logprobs] == result.ids
+        text = torch.tensor([[*request.ids, *result.ids]])
+        true = target.logits(target.read(text).hidden)[0].log_softmax(-1)  # [L, V]
+        for place, entry in enumerate(result.logprobs, len(request.ids) - 1):
+            assert entry.logprob == pytest.approx(float(true[place, entry.id]), abs=1e-4)
+            assert [i for i, _ in entry.top] == true[place].topk(2).indices.tolist()
+    assert plain(target, requests(1))[0].logprobs is None
+
+
+@pytest.mark.parametrize("tree", [TreeShape.chain(3), TreeShape(3, 3, 8), None])
+def test_rejection_sampling_is_greedy_at_temperature_0_and_repeats_itself(tree: TreeShape | None) -> None:
+    target = tiny_target()
+
+    def run(temperature: float) -> list[Result]:
+        drafter = Eagle3Drafter(target, random_head(target))
+        engine = Engine(target, drafter, tree=tree, sampling="rejection", max_rows=3, max_length=256, costs=COSTS)
+        return engine.generate(requests(temperature=temperature))
+
+    assert_same(run(0.0), plain(target, requests()))
+    if tree is not None:
+        assert_same(run(0.9), run(0.9))
+
+
+def test_a_bias_on_a_token_that_is_none_is_refused() -> None:
+    with pytest.raises(EyasError, match="token 999"):
+        Engine(tiny_target()).submit(Request([5], SamplingParams(logit_bias={999: 1.0})))
+    with pytest.raises(EyasError, match="grammar"):
+        SamplingParams(grammar=Grammar.regex("a"), ignore_eos=True)
+    with pytest.raises(EyasError, match="sampling rule"):
+        Engine(tiny_target(), sampling="other")  # type: ignore[arg-type]
+
+
+def test_two_runs_on_one_engine_are_equal() -> None:
+    target = tiny_target()
+    engine = Engine(target, Eagle3Drafter(target, random_head(target)), max_rows=2, max_length=256, costs=COSTS)
+    asked = requests(4, temperature=0.9)
+    assert_same(engine.generate(asked), engine.generate(asked))
+
+
+def test_a_drafter_that_lags_behind_reads_on_before_it_drafts_again() -> None:
+    """A planner that drafts now and then, rows that share a prompt: the head's cache is always that of the true taps."""
+    target = tiny_target()
+    head = random_head(target)
+    drafter = Eagle3Drafter(target, head)
+    engine = Engine(target, drafter, tree=TreeShape(3, 3, 7), max_rows=3, max_length=256)
+    chance = random.Random(5)
+    engine.policy.drafts = lambda rows: chance.random() < 0.2  # type: ignore[method-assign]
+    system = requests(3)[2].ids
+    asked = [Request(system + r.ids, r.params, r.id) for r in requests(6, max_new_tokens=40)]
+    want = plain(target, asked)
+    for request in asked:
+        engine.submit(request)
+    done: dict[str, Result] = {}
+    while engine.busy:
+        done.update({event.result.id: event.result for event in engine.step() if event.result})
+        for slot, row in enumerate(engine._rows):
+            text = torch.tensor([[*row.request.ids, *row.ids]])
+            read = int(drafter.cache.lengths[slot])
+            assert read + len(row.unread) == text.shape[1] - 1
+            again = Eagle3Drafter(target, head)
+            again.allocate(1, 256, 0)
+            again.prefill(0, text[0, 1 : read + 1], target.read(text[:, : max(read, 1)]).taps[0, :read])
+            for mine, true in zip(drafter.cache.keys_values(0, slot), again.cache.keys_values(0, 0), strict=True):
+                assert torch.allclose(mine, true, atol=1e-4)
+    assert_same([done[r.id] for r in asked], want)
 
 
 @pytest.mark.parametrize("right", [True, False])

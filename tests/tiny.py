@@ -23,7 +23,21 @@ FAMILIES = {
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "qwen2": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "tie_word_embeddings": True},
     "qwen3": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "head_dim": 32},
-}
+    "mistral": {"sliding_window": 11, "head_dim": 16},
+    "gemma3_text": {
+        "sliding_window": 9, "head_dim": 16, "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+    },
+    "phi": {"partial_rotary_factor": 0.5},
+    "phi3": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16},
+    "deepseek_v3": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "q_lora_rank": 32, "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24, "n_group": 2, "topk_group": 1,
+        "first_k_dense_replace": 2, "num_key_value_heads": 4,
+    },
+}  # fmt: skip
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -46,7 +60,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_target(family: str = "llama", seed: int = 0) -> Target:
     """A random 8-layer target of `family`: hidden 64, vocabulary 160. Its logits are spread so that text varies."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **{**SHAPE, **FAMILIES[family]})
+    config = AutoConfig.for_model(family, **{**SHAPE, **FAMILIES.get(family, {})})
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -30,15 +30,18 @@ from eyas.target import Target
 CONTEXT = 192  # committed tokens behind which a forward is timed
 REPEATS = 5  # of every measurement; the fastest counts
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # per row
+READ = 64  # tokens of a text that the drafter is timed reading
 LARGEST = 96  # tokens of a forward timed, beyond the first few per row
 
 
 class Costs(BaseModel):
     """Seconds. `target` maps rows and tokens per row to a target forward, its projection to the vocabulary as the engine does
-    it included; `draft` maps rows and nodes per row to one level of drafting: the drafter's step and its candidates."""
+    it included; `draft` maps rows and nodes per row to one level of drafting: the drafter's step and its candidates; `read`
+    is one token of a text that the drafter reads."""
 
     target: dict[int, dict[int, float]] = {}
     draft: dict[int, dict[int, float]] = {}
+    read: float = 0.0
 
     def of(self, rows: int, width: int, most: int) -> Prices:
         """The prices of rounds of `rows`, with levels of at most `width` nodes and at most `most` nodes verified a row."""
@@ -115,8 +118,9 @@ def measured(bench: Bench, width: int) -> Costs:
     console.print(f"measuring what a forward costs here, once (kept in {path})", style="dim", markup=False)
     for rows in missing:
         tokens = [n for n in TOKENS if (n <= 3 or rows * n <= LARGEST) and n < bench.cache.length - 1]
-        costs.target[rows] = _timed({n: _target_forward(bench, rows, n) for n in tokens}, bench.target.device)
-        costs.draft[rows] = _timed({k: _draft_level(bench, rows, k) for k in sorted({1, width})}, bench.target.device)
+        costs.target[rows] = _timed({n: _target_forward(bench, rows, n) for n in tokens})
+        costs.draft[rows] = _timed({k: _draft_level(bench, rows, k) for k in sorted({1, width})})
+    costs.read = _timed({READ: _drafter_reading(bench)})[READ] / READ
     try:
         write_text(path, costs.model_dump_json(indent=1))
     except EyasError as error:
@@ -124,7 +128,7 @@ def measured(bench: Bench, width: int) -> Costs:
     return costs
 
 
-def _timed(jobs: Mapping[int, Callable[[], float]], device: torch.device) -> dict[int, float]:
+def _timed(jobs: Mapping[int, Callable[[], float]]) -> dict[int, float]:
     """The fastest of several runs of every job, in turns, so that a slow moment of the machine hits all alike."""
     best = dict.fromkeys(jobs, float("inf"))
     for turn in range(REPEATS + 1):
@@ -177,6 +181,20 @@ def _draft_level(bench: Bench, rows: int, width: int) -> Callable[[], float]:
         seconds = _seconds(target.device, lambda: grow(Drafting(root, drafter.expand, rank, drafter.target_ids), two))
         for row in range(rows):
             drafter.share(row, row, 0)
+        return seconds
+
+    return run
+
+
+def _drafter_reading(bench: Bench) -> Callable[[], float]:
+    target, drafter = bench.target, bench.drafter
+    count = min(READ, bench.cache.length - 1)
+    tokens = torch.zeros(count, dtype=torch.long, device=target.device)  # [M]
+    taps = torch.zeros(count, 3 * target.hidden_size, dtype=target.dtype, device=target.device)  # [M, 3H]
+
+    def run() -> float:
+        seconds = _seconds(target.device, lambda: drafter.prefill(0, tokens, taps))
+        drafter.share(0, 0, 0)
         return seconds
 
     return run

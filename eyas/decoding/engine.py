@@ -223,8 +223,6 @@ class Engine:
         if self.drafter is not None:
             self._inherit(slot, donor, shared)
             row.unread.add(torch.cat([prompt[shared + 1 :], token]), out.taps[0])
-            if self.policy.drafting:
-                self._catch_up(slot)
         row.take([int(token)], 0)
         row.stats.target_forwards += 1
         row.stats.prefill_s += time.perf_counter() - start
@@ -250,10 +248,16 @@ class Engine:
             self._rows[slot].unread.add(*unread.first(behind))
 
     def _catch_up(self, slot: int) -> None:
-        """Let the drafter read all but the last of a row's unread tokens."""
-        unread = self._rows[slot].unread
-        if self.drafter is not None and len(unread) > 1:
-            self.drafter.prefill(slot, *unread.take(keep=1))
+        """Let the drafter read all but the last of a row's unread tokens; the first time, that is its prefill."""
+        row, start = self._rows[slot], time.perf_counter()
+        if self.drafter is not None and len(row.unread) > 1:
+            self.drafter.prefill(slot, *row.unread.take(keep=1))
+        seconds = time.perf_counter() - start
+        if row.read:
+            row.stats.draft_s += seconds
+        else:
+            row.stats.prefill_s += seconds
+        row.read = True
 
     # -- a round --------------------------------------------------------------------------------------------------------
 
@@ -263,8 +267,10 @@ class Engine:
         if self._sampler is None:
             self._sampler = self._new_sampler()
         sampler = self._sampler
+        drafts = self.policy.drafts(rows)
+        self._keep_up(drafts)
         start = time.perf_counter()
-        tree = self._draft(sampler)
+        tree = self._draft(sampler) if drafts else DraftTree.empty(len(rows), self.target.device)
         drafted = time.perf_counter()
         last = torch.tensor([[row.ids[-1]] for row in rows], device=self.target.device)  # [B, 1]
         out = read_trees(self.target, self.cache, last, tree)
@@ -291,15 +297,20 @@ class Engine:
     def _chain(self) -> bool:
         return isinstance(self.policy, Fixed) and self.policy.shape.top_k == 1
 
+    def _keep_up(self, drafts: bool) -> None:
+        """Let rows that are far behind read before a round that `drafts`; otherwise only keep what is unread within bounds."""
+        behind = [slot for slot, row in enumerate(self._rows) if len(row.unread) > READ_ALONE]
+        if not drafts:
+            per_token = 3 * self.target.hidden_size * self.target.dtype.itemsize
+            if sum(len(row.unread) for row in self._rows) * per_token < UNREAD_BYTES:
+                return
+        for slot in behind:
+            self._catch_up(slot)
+
     def _draft(self, sampler: BatchSampler) -> DraftTree:
         """Let the drafter read what was committed since it last did, then grow every row's tree."""
         rows, drafter = self._rows, self.drafter
-        if drafter is None or not self.policy.drafts(rows):
-            self._bound_unread()
-            return DraftTree.empty(len(rows), self.target.device)
-        for slot, row in enumerate(rows):
-            if len(row.unread) > READ_ALONE:
-                self._catch_up(slot)
+        assert drafter is not None
         unread = [row.unread.take() for row in rows]
         counts = torch.tensor([len(tokens) for tokens, _ in unread])  # [B]
         tokens = pad_sequence([tokens for tokens, _ in unread], True)  # [B, M]
@@ -310,12 +321,6 @@ class Engine:
             return sampler.rank_drafts(level, [n + depth - 1 for n in lengths], drafter.target_ids, depth)
 
         return self.policy.grow(Drafting(logits, drafter.expand, rank, drafter.target_ids))
-
-    def _bound_unread(self) -> None:
-        """Keep what the drafter has yet to read within UNREAD_BYTES: let the row that is furthest behind read."""
-        per_token = 3 * self.target.hidden_size * self.target.dtype.itemsize
-        if self.drafter is not None and sum(len(row.unread) for row in self._rows) * per_token > UNREAD_BYTES:
-            self._catch_up(max(range(len(self._rows)), key=lambda slot: len(self._rows[slot].unread)))
 
     def _walk(
         self, tree: DraftTree, out: TargetOutput, logits: Tensor | None, sampler: BatchSampler
@@ -362,6 +367,7 @@ class Engine:
         nodes = walked.nodes.cpu()  # [B, A]
         for slot, row in enumerate(self._rows):
             taken = row.take(tokens[slot][: counts[slot]], counts[slot] - 1)
+            del row.logprobs[len(row.ids) :]
             row.stats.count_round(
                 emitted=taken, accepted=min(counts[slot] - 1, taken), drafted=drafted, offered=min(offered[slot], taken)
             )

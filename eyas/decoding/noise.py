@@ -7,34 +7,42 @@ integer hash in 64-bit arithmetic, so every device gives the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-_MASK32 = 0xFFFFFFFF
-_MASK64 = 0xFFFFFFFFFFFFFFFF
+AT_ONCE = 65536  # numbers that are worked on together on the CPU, so that they stay in its cache
 
 
-def _mix64(x: int) -> int:
-    """The finaliser of splitmix64 (Steele et al. 2014)."""
-    x = (x + 0x9E3779B97F4A7C15) & _MASK64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return x ^ (x >> 31)
+def _mix64(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele et al. 2014), on uint64 values."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def text_keys(texts: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Keys uint64 [B] of texts given as (seed, sample)."""
+    numbers = np.array([[part & 0xFFFFFFFFFFFFFFFF for part in text] for text in texts], np.uint64).reshape(-1, 2)  # [B, 2]
+    return _mix64(_mix64(numbers[:, 0]) ^ numbers[:, 1])
+
+
+def noise_keys(texts: np.ndarray, indices: Sequence[int], stream: int = 0) -> Tensor:
+    """Keys int32 [B, 2] of the `indices[b]`-th generated token of every text of `texts` uint64 [B].
+
+    Another `stream` is noise independent of the first one's, for the same token.
+    """
+    keys = _mix64(texts ^ np.array(indices, np.uint64))
+    if stream:
+        keys = _mix64(keys ^ np.uint64(stream))
+    return torch.from_numpy(keys.view(np.int32).reshape(-1, 2).copy())  # low half first, on a little-endian machine
 
 
 def _signed32(x: int) -> int:
     return x - (1 << 32) if x >> 31 else x
-
-
-def noise_key(seed: int, sample: int, index: int, stream: int = 0) -> tuple[int, int]:
-    """Two signed 32-bit keys for the `index`-th generated token of the `sample`-th text drawn with `seed`.
-
-    Another `stream` is noise independent of the first one's, for the same token.
-    """
-    key = _mix64(_mix64(_mix64(seed & _MASK64) ^ (sample & _MASK64)) ^ (index & _MASK64))
-    if stream:
-        key = _mix64(key ^ stream)
-    return _signed32(key & _MASK32), _signed32(key >> 32)
 
 
 def _mix32_(x: Tensor) -> Tensor:
@@ -61,4 +69,4 @@ def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
     ids = ids.int()[None]  # [1, n]
     if keys.device.type != "cpu":
         return _rows(keys, ids)
-    return torch.cat([_rows(key, ids) for key in keys.split(1)])  # a row at a time stays in the cache
+    return torch.cat([_rows(some, ids) for some in keys.split(max(1, AT_ONCE // ids.shape[1]))])

@@ -69,11 +69,11 @@ class Calibration:
 class Clock:
     """How far the forwards of today are from the measured costs.
 
-    What slows all of them down alike is followed quickly and changes no decision; what remains between plain and tree
-    forwards (longer texts, colder caches) is learnt slowly, since a passing load on the machine looks much the same.
+    What slows all of them down alike changes no decision and is followed quickly, a sudden jump at once: something else runs
+    on the machine. What remains between plain and tree forwards (longer texts, colder caches) is learnt slowly.
     """
 
-    QUICK, SLOW = 0.2, 0.05
+    QUICK, SLOW, JUMP = 0.2, 0.05, 0.25
 
     def __init__(self) -> None:
         self._common = 0.0  # logarithm of seconds over expected ones
@@ -86,9 +86,11 @@ class Clock:
     def saw(self, kind: Literal["plain", "tree"], ratio: float) -> None:
         """A forward took `ratio` times its expected seconds."""
         surprise = math.log(ratio) - self._common - (self._tree if kind == "tree" else 0.0)
-        surprise = min(max(surprise, -0.5), 0.5)
-        self._common += self.QUICK * surprise
-        self._tree += self.SLOW * (surprise if kind == "tree" else -surprise)
+        if abs(surprise) > self.JUMP:
+            self._common += surprise
+        else:
+            self._common += self.QUICK * surprise
+            self._tree += self.SLOW * (surprise if kind == "tree" else -surprise)
 
 
 class Planner(Limits):
@@ -138,7 +140,8 @@ class Planner(Limits):
             self._drafted = 0
             return False
         self._idle += plain
-        loss = self._price.first + self._forward(2) - plain
+        unread = sum(len(row.unread) for row in rows)
+        loss = unread * self.costs.read + self._price.first + self._forward(2) - plain
         self._probing = self._idle * PROBE_SHARE > loss
         return self._probing
 

@@ -105,6 +105,7 @@ class Row:
     finish: Finish | None = None
     stats: Stats = field(default_factory=lambda: Stats(requests=1))
     unread: Unread = field(default_factory=lambda: Unread([], []))
+    read: bool = False  # whether the drafter has read any of it
     logprobs: list[TokenLogprob] = field(default_factory=list)
     taps: list[Tensor] = field(default_factory=list)  # kept only when features are wanted
     teacher: list[tuple[Tensor, Tensor]] = field(default_factory=list)

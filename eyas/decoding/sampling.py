@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eyas.decoding.grammar import Constraint, Grammar
-from eyas.decoding.noise import gumbel, noise_key
+from eyas.decoding.noise import gumbel, noise_keys, text_keys
 from eyas.decoding.processors import LeastLength, LogitBias, Penalties, Processor
 from eyas.errors import EyasError
 
@@ -104,12 +104,12 @@ class BatchSampler:
         self._temperature, self._top_p, self._min_p = table[:, :1], table[:, 1:2], table[:, 2:]  # each [B, 1]
         self._top_k = torch.tensor([[p.top_k] for p in params], device=device)  # [B, 1]
         self._sampled = torch.tensor([p.temperature > 0 for p in params], device=device)  # [B]
+        self._texts = text_keys([(p.seed, p.sample) for p in params])  # uint64 [B]
         self._filters = any(p.temperature > 0 and (p.top_k or p.top_p < 1 or p.min_p) for p in params)
 
     def keys(self, indices: Sequence[int], stream: int = 0) -> Tensor:
         """The noise keys int32 [B, 2] of output index `indices[b]` in every row."""
-        pairs = [noise_key(p.seed, p.sample, i, stream) for p, i in zip(self.params, indices, strict=True)]
-        return torch.tensor(pairs, dtype=torch.int32, device=self.device)
+        return noise_keys(self._texts, indices, stream).to(self.device)
 
     def choose(self, logits: Tensor, indices: Sequence[int], drafted: Tensor | None = None) -> Tensor:
         """The token int64 [B] that each row takes at output index `indices[b]` given float32 `logits` [B, V].
