@@ -13,9 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from eyas.errors import EyasError
 from eyas.files import replacing, sha256, write_text
+from eyas.heads.checkpoint import Checkpoint, read_checkpoint
 from eyas.heads.config import HeadConfig
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.target import Target
+
+__all__ = ["Checkpoint", "head_hash", "load_head", "read_checkpoint", "read_config", "save_head"]
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORMAT = "eyas_head"  # the key of config.json under which the whole HeadConfig stands
