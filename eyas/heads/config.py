@@ -9,9 +9,23 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from eyas.errors import EyasError
 from eyas.heads.rope import inverse_frequencies
 from eyas.progress import console
-from eyas.target import Target
+from eyas.target import MAX_HEAD_LAYERS, Target
 
 DRAFT_VOCABULARY = 8192  # default size; the head's largest product, and most texts use fewer distinct tokens
+
+
+class HeadOptions(BaseModel):
+    """What of a new head's shape may be chosen; all else is the target's. None leaves the target's own value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hidden_size: int | None = Field(default=None, gt=0, description="h, the head's width; None: the target's")
+    intermediate_size: int | None = Field(default=None, gt=0, description="None: the target's, scaled with hidden_size")
+    num_layers: int = Field(default=1, ge=1, le=MAX_HEAD_LAYERS, description="decoder layers; the published heads have one")
+    fc_norm: bool = Field(default=False, description="EAGLE-3.1: norm each tap before the fusion")
+    norm_output: bool = Field(default=False, description="EAGLE-3.1: hand the normed state on to the next step")
+    qk_norm: bool = Field(default=False, description="norm queries and keys per attention head (Qwen3)")
+    taps: tuple[int, int, int] | None = Field(default=None, description="tapped layers; None: 2, L//2 and L-3")
 
 
 class HeadConfig(BaseModel):
@@ -38,12 +52,22 @@ class HeadConfig(BaseModel):
     rope: dict[str, Any] = Field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_position_embeddings: int = Field(gt=0)
     norm_before_residual: bool = Field(default=False, description="residual is the normed state (speculators' default)")
+    num_layers: int = Field(default=1, ge=1, description="decoder layers; the published heads have one")
+    fc_norm: bool = Field(default=False, description="EAGLE-3.1: norm each tap before the fusion")
+    norm_output: bool = Field(default=False, description="EAGLE-3.1: hand the normed state on to the next step")
+    qk_norm: bool = Field(default=False, description="norm queries and keys per attention head (Qwen3)")
+    own_embedding: bool = Field(default=False, description="the head has an embedding [V, h] of its own")
 
     @model_validator(mode="after")
     def _consistent(self) -> HeadConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"{self.num_attention_heads} query heads cannot share {self.num_key_value_heads} key/value heads evenly"
+            )
+        if self.hidden_size != self.target_hidden_size and not self.own_embedding:
+            raise ValueError(
+                f"a head of width {self.hidden_size} cannot read the target's embedding of {self.target_hidden_size}; "
+                "it needs own_embedding"
             )
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft vocabulary {self.draft_vocab_size} is larger than the target's {self.vocab_size}")
@@ -56,17 +80,30 @@ class HeadConfig(BaseModel):
         return self
 
     @classmethod
-    def for_target(cls, target: Target, *, draft_vocab_size: int | None = None) -> HeadConfig:
-        """The head that fits `target`: its width, heads, rope and position limit, three taps, one layer."""
+    def for_target(
+        cls, target: Target, *, draft_vocab_size: int | None = None, options: HeadOptions | None = None
+    ) -> HeadConfig:
+        """The head that fits `target`: its width, heads, rope and position limit, and three taps, but for the `options`.
+
+        Raises EyasError when the target was loaded with other taps than the options name.
+        """
+        options = options or HeadOptions()
+        if options.taps not in (None, target.tap_ids):
+            raise EyasError(
+                f"the head shall read taps {list(options.taps or ())}, the target '{target.name}' was loaded with "
+                f"{list(target.tap_ids)}; load the target with taps={list(options.taps or ())}"
+            )
         config = target.config
         heads = config.num_attention_heads
         rope = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
         if not isinstance(rope.get("rope_theta"), int | float):  # one entry per layer kind: take that of full attention
             rope = dict(rope.get("full_attention") or {"rope_type": "default", "rope_theta": 10000.0})
+        width = options.hidden_size or target.hidden_size
+        scaled = -(-config.intermediate_size * width // target.hidden_size)  # rounded up
         return cls(
-            hidden_size=target.hidden_size,
+            hidden_size=width,
             target_hidden_size=target.hidden_size,
-            intermediate_size=config.intermediate_size,
+            intermediate_size=options.intermediate_size or scaled,
             num_attention_heads=heads,
             num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or target.hidden_size // heads,
@@ -79,6 +116,11 @@ class HeadConfig(BaseModel):
             rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
             rope=rope,
             max_position_embeddings=target.max_length,
+            num_layers=options.num_layers,
+            fc_norm=options.fc_norm,
+            norm_output=options.norm_output,
+            qk_norm=options.qk_norm,
+            own_embedding=width != target.hidden_size,
         )
 
     def check_target(self, target: Target) -> None:

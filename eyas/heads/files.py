@@ -48,7 +48,7 @@ def engine_config(config: HeadConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.num_layers,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
         "max_position_embeddings": config.max_position_embeddings,
@@ -60,6 +60,9 @@ def engine_config(config: HeadConfig) -> dict[str, Any]:
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "norm_before_residual": config.norm_before_residual,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "qk_norm": config.qk_norm,
         "torch_dtype": "float32",
         # one convention a place: vLLM and llama.cpp read the top level as it stands, SGLang adds one to eagle_config's
         "eagle_aux_hidden_state_layer_ids": list(config.tap_ids),
