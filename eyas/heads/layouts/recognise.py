@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-OWN = "eyas_head"  # our own key in config.json: the target the head was trained for
+from eyas.heads.layouts.record import OWN
 
 
 def recognise(config: dict[str, Any]) -> str:
