@@ -229,7 +229,7 @@ def test_the_readme_holds_the_serving_command(targets: dict[str, Target], tmp_pa
             compile(command, "README", "exec")
             assert repr(str(out)) in command and repr(target.name) in command
             continue
-        words = shlex.split(command)
+        words = shlex.split(command.replace("\\\n", " "))  # as a shell joins lines
         assert words[:2] == ["python", "-m"] and words[3 : 3 + len(wanted[to])] == wanted[to]
         if to == "vllm":
             told = {"method": "eagle3", "model": str(out), "num_speculative_tokens": 3}
