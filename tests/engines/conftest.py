@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +44,13 @@ What makes a good teacher?
 Give me five tips for writing clearly.""".splitlines()
 
 
+def readme_command(folder: Path) -> list[str]:
+    """The command that the README of the exported head in `folder` tells the user to type."""
+    block = re.search(r"^```bash\n(.*?)^```$", (folder / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert block
+    return shlex.split(block[1].replace("\\\n", " "))
+
+
 @pytest.fixture(scope="session")
 def target() -> Target:
     try:
@@ -57,10 +66,15 @@ def target_dir(target: Target) -> Path:
 
 
 @pytest.fixture(scope="session")
-def head(target: Target) -> Eagle3Head:
+def head_dir() -> Path:
     """The head in $EYAS_TEST_HEAD; without it one that is trained here in three minutes and kept in `runs`."""
     given = os.environ.get("EYAS_TEST_HEAD")
-    return load_head(given or _trained(Path("runs/engines")), target)
+    return Path(given) if given else _trained(Path("runs/engines"))
+
+
+@pytest.fixture(scope="session")
+def head(target: Target, head_dir: Path) -> Eagle3Head:
+    return load_head(head_dir, target)
 
 
 def _trained(home: Path) -> Path:

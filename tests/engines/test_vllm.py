@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from eyas.export.run import export_head
+from eyas.heads.checkpoint import CONFIG
 from eyas.heads.eagle3 import Eagle3Head
-from eyas.heads.files import CONFIG, WEIGHTS, save_head
+from eyas.shards import SAFETENSORS
 from eyas.target import Target
 from tests.engines import broken
-from tests.engines.conftest import DEPTH, MAX_TOKENS
+from tests.engines.conftest import DEPTH, MAX_TOKENS, readme_command
 from tests.engines.counts import Counts, chain_counts
 from tests.engines.vllm_server import vllm_server
 
@@ -25,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FEW = 8  # prompts that tell a broken head
 
-LAYOUTS = {"plain": save_head}
+LAYOUTS = ("vllm", "speculators")
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +39,30 @@ def python() -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain_answers(python: Path, target_dir: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> list:
+def plain_answers(
+    python: Path, target_dir: Path, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> list[list[int]]:
     """What vLLM writes without a head."""
     log = tmp_path_factory.mktemp("vllm") / "plain.log"
-    with vllm_server(python, target_dir, log) as server:
+    with vllm_server(python, ["vllm", "serve", str(target_dir), "--dtype", "float32"], log) as server:
         return server.complete(prompts, MAX_TOKENS)
 
 
-@pytest.fixture
-def serve(python: Path, target_dir: Path, tmp_path: Path) -> Callable[[Path, list[list[int]]], tuple[list[list[int]], Counts]]:
-    """Serve the head of a folder, ask it prompts, and return the answers and what vLLM counted."""
-
-    def ask(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], Counts]:
-        config = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": DEPTH}
-        with vllm_server(python, target_dir, tmp_path / "vllm.log", config) as server:
-            return server.complete(prompts, MAX_TOKENS), server.counts()
-
-    return ask
+def served(python: Path, folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], Counts]:
+    """Run the command in the README of the exported head, ask the prompts; the answers, and what vLLM counted."""
+    command = readme_command(folder)
+    with vllm_server(python, command, folder.parent / "vllm.log") as server:
+        return server.complete(prompts, MAX_TOKENS), server.counts(DEPTH)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_head_is_served_as_we_measure_it(layout, head, prompts, ours, plain_answers, serve, tmp_path) -> None:
-    LAYOUTS[layout](head, tmp_path / "head")
-    answers, theirs = serve(tmp_path / "head", prompts)
-    print(f"vLLM {theirs}\nours {ours}")
+def test_a_head_is_served_as_we_measure_it(
+    layout: str, target: Target, head_dir: Path, ours: Counts, prompts: list[list[int]], python: Path,
+    plain_answers: list[list[int]], tmp_path: Path,
+) -> None:  # fmt: skip
+    folder = export_head(head_dir, target, layout, tmp_path / "head", dtype="float32")
+    answers, theirs = served(python, folder, prompts)
+    print(f"\nvLLM: {theirs}\nours: {ours}")
     assert answers == plain_answers
     assert theirs.agrees(ours), (str(theirs), str(ours))
 
@@ -72,9 +74,9 @@ def move_taps(folder: Path) -> None:
 
 
 def drop_d2t(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
+    tensors = load_file(folder / SAFETENSORS)
     del tensors["d2t"]
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -83,16 +85,15 @@ def drop_d2t(folder: Path) -> None:
 )
 def test_a_broken_head_is_told_apart(
     layout: str, fault: Callable[[Path], None], same_fault: Callable[[Target, Eagle3Head], tuple[Target, Eagle3Head]],
-    target, head, prompts, serve, tmp_path,
+    target: Target, head_dir: Path, head: Eagle3Head, prompts: list[list[int]], python: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     """vLLM says nothing and its text stays right; only the counters tell, and they are those of the same fault here."""
-    LAYOUTS[layout](head, tmp_path / "head")
-    fault(tmp_path / "head")
-    _, theirs = serve(tmp_path / "head", prompts[:FEW])
-    healthy, expected = (
-        chain_counts(*pair, prompts[:FEW], depth=DEPTH, max_tokens=MAX_TOKENS)
-        for pair in ((target, head), same_fault(target, head))
-    )
-    print(f"vLLM {theirs}\nours {expected}, healthy {healthy}")
+    folder = export_head(head_dir, target, layout, tmp_path / "head", dtype="float32")
+    fault(folder)
+    few = prompts[:FEW]
+    _, theirs = served(python, folder, few)
+    healthy = chain_counts(target, head, few, depth=DEPTH, max_tokens=MAX_TOKENS)
+    expected = chain_counts(*same_fault(target, head), few, depth=DEPTH, max_tokens=MAX_TOKENS)
+    print(f"\nvLLM: {theirs}\nours: {expected}; healthy: {healthy}")
     assert not theirs.agrees(healthy) and theirs.length < healthy.length, (str(theirs), str(healthy))
     assert theirs.agrees(expected), (str(theirs), str(expected))

@@ -29,10 +29,10 @@ ENVIRONMENT = {
 
 
 class VllmServer:
-    """A running server; `speculative` is its own --speculative-config, None for plain decoding."""
+    """A running server."""
 
-    def __init__(self, address: str, speculative: dict[str, Any] | None) -> None:
-        self._address, self._speculative = address, speculative
+    def __init__(self, address: str) -> None:
+        self._address = address
 
     def complete(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         """The token ids of the greedy answers to `prompts`, all asked at once."""
@@ -48,9 +48,8 @@ class VllmServer:
         with ThreadPoolExecutor(len(prompts)) as pool:
             return list(pool.map(one, prompts))
 
-    def counts(self) -> Counts:
-        """What the server counted since its start."""
-        assert self._speculative is not None
+    def counts(self, depth: int) -> Counts:
+        """What the server, which drafts `depth` tokens a round, counted since its start."""
         told = self._http("/metrics")
 
         def read(name: str, labels: str = "") -> int:
@@ -58,8 +57,8 @@ class VllmServer:
             assert found, f"the server has no counter {name}{labels}"
             return int(float(found[1]))
 
-        depths = range(self._speculative["num_speculative_tokens"])
-        accepted = [read("num_accepted_tokens_per_pos", f'position="{depth}"') for depth in depths]
+        accepted = [read("num_accepted_tokens_per_pos", f'position="{place}"') for place in range(depth)]
+        assert read("num_draft_tokens") == depth * read("num_drafts")
         assert sum(accepted) == read("num_accepted_tokens")
         return Counts(read("num_drafts"), tuple(accepted))
 
@@ -71,25 +70,23 @@ class VllmServer:
 
 
 @contextmanager
-def vllm_server(python: Path, target: Path, log: Path, speculative: dict[str, Any] | None = None) -> Iterator[VllmServer]:
-    """Serve the Hugging Face directory `target` in fp32 with the vLLM of `python`; what it prints goes to `log`."""
+def vllm_server(python: Path, serve: Sequence[str], log: Path) -> Iterator[VllmServer]:
+    """Run the command `serve`, "vllm serve MODEL ...", with the vLLM of `python`; what it prints goes to `log`."""
+    assert list(serve[:2]) == ["vllm", "serve"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target), "--served-model-name", "target",
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "10",
-        "--host", "127.0.0.1", "--port", str(port),
+    command = [  # the same server without the front of the command line, which needs packages that serving does not
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", *serve[2:], "--served-model-name", "target",
+        "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "10", "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
-    if speculative is not None:
-        command += ["--speculative-config", json.dumps(speculative)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **ENVIRONMENT}
     with log.open("w") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
         try:
             address = f"http://127.0.0.1:{port}"
             _wait(process, address, log)
-            yield VllmServer(address, speculative)
+            yield VllmServer(address)
         finally:
             os.killpg(process.pid, signal.SIGTERM)  # the engine is a child of the server's
             try:
