@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-import torch
+import json
+from pathlib import Path
 
+import torch
+from safetensors.torch import load_file, save_file
+
+from eyas.heads.checkpoint import CONFIG
 from eyas.heads.eagle3 import Eagle3Head
+from eyas.shards import SAFETENSORS
 from eyas.target import Target
+
+
+def move_taps(folder: Path) -> None:
+    """Make an engine tap each layer one later than the head in `folder` was trained on."""
+    config = json.loads((folder / CONFIG).read_text())
+    config["eagle_aux_hidden_state_layer_ids"] = [tap + 1 for tap in config["eagle_aux_hidden_state_layer_ids"]]
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+def drop_d2t(folder: Path) -> None:
+    """Lose the map from draft ids to the target's."""
+    tensors = load_file(folder / SAFETENSORS)
+    del tensors["d2t"]
+    save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
 
 
 def taps_off_by_one(target: Target, head: Eagle3Head) -> tuple[Target, Eagle3Head]:

@@ -21,6 +21,7 @@ from tests.engines.counts import Counts, chain_counts
 
 DEPTH = 3  # drafts of a round, the engines' k
 MAX_TOKENS = 96
+FEW = 8  # prompts that tell a broken head
 QUESTIONS = """\
 Why is the sky blue?
 How do I plan a garden for a small balcony?

@@ -5,27 +5,21 @@ Run with `make test-vllm`, which makes vLLM's environment; `EYAS_VLLM_PYTHON` na
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from eyas.export.run import export_head
-from eyas.heads.checkpoint import CONFIG
 from eyas.heads.eagle3 import Eagle3Head
-from eyas.shards import SAFETENSORS
 from eyas.target import Target
 from tests.engines import broken
-from tests.engines.conftest import DEPTH, MAX_TOKENS, readme_command
+from tests.engines.conftest import DEPTH, FEW, MAX_TOKENS, readme_command
 from tests.engines.counts import Counts, chain_counts
 from tests.engines.vllm_server import vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-
-FEW = 8  # prompts that tell a broken head
 
 LAYOUTS = ("vllm", "speculators")
 
@@ -67,21 +61,9 @@ def test_a_head_is_served_as_we_measure_it(
     assert theirs.agrees(ours), (str(theirs), str(ours))
 
 
-def move_taps(folder: Path) -> None:
-    config = json.loads((folder / CONFIG).read_text())
-    config["eagle_aux_hidden_state_layer_ids"] = [tap + 1 for tap in config["eagle_aux_hidden_state_layer_ids"]]
-    (folder / CONFIG).write_text(json.dumps(config))
-
-
-def drop_d2t(folder: Path) -> None:
-    tensors = load_file(folder / SAFETENSORS)
-    del tensors["d2t"]
-    save_file(tensors, folder / SAFETENSORS, metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "fault, same_fault", [(move_taps, broken.taps_off_by_one), (drop_d2t, broken.lost_d2t)], ids=["taps", "d2t"]
+    "fault, same_fault", [(broken.move_taps, broken.taps_off_by_one), (broken.drop_d2t, broken.lost_d2t)], ids=["taps", "d2t"]
 )
 def test_a_broken_head_is_told_apart(
     layout: str, fault: Callable[[Path], None], same_fault: Callable[[Target, Eagle3Head], tuple[Target, Eagle3Head]],
