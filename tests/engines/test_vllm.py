@@ -6,12 +6,14 @@ Run with `make test-vllm`, which makes vLLM's environment; `EYAS_VLLM_PYTHON` na
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from eyas.export.run import export_head
+from eyas.export.vllm import launch
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.target import Target
 from tests.engines import broken
@@ -38,7 +40,7 @@ def plain_answers(
 ) -> list[list[int]]:
     """What vLLM writes without a head."""
     log = tmp_path_factory.mktemp("vllm") / "plain.log"
-    with vllm_server(python, ["vllm", "serve", str(target_dir), "--dtype", "float32"], log) as server:
+    with vllm_server(python, shlex.split(launch(str(target_dir), "float32")), log) as server:
         return server.complete(prompts, MAX_TOKENS)
 
 

@@ -71,14 +71,14 @@ class VllmServer:
 
 @contextmanager
 def vllm_server(python: Path, serve: Sequence[str], log: Path) -> Iterator[VllmServer]:
-    """Run the command `serve`, "vllm serve MODEL ...", with the vLLM of `python`; what it prints goes to `log`."""
-    assert list(serve[:2]) == ["vllm", "serve"]
+    """Run the command `serve`, "python -m ...", with the vLLM of `python`; what it prints goes to `log`."""
+    assert serve[0] == "python"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [  # the same server without the front of the command line, which needs packages that serving does not
-        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", *serve[2:], "--served-model-name", "target",
-        "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "10", "--host", "127.0.0.1", "--port", str(port),
+    command = [
+        str(python), *serve[1:], "--served-model-name", "target", "--enforce-eager", "--max-model-len", "1024",
+        "--max-num-seqs", "10", "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **ENVIRONMENT}
     with log.open("w") as out:
