@@ -9,11 +9,10 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +87,7 @@ def vllm_server(python: Path, serve: Sequence[str], log: Path) -> Iterator[VllmS
             _wait(process, address, log)
             yield VllmServer(address)
         finally:
-            os.killpg(process.pid, signal.SIGTERM)  # the engine is a child of the server's
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _stop(process)
 
 
 def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
@@ -103,7 +97,18 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
         try:
             urllib.request.urlopen(address + "/health", timeout=5).close()
             return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+        except OSError:  # not listening yet
             time.sleep(0.5)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
     raise AssertionError(f"vLLM did not come up; the end of {log}:\n{tail}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and the engine, which is a child of it."""
+    with suppress(ProcessLookupError):  # it may have ended by itself
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
