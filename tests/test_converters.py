@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from eyas.errors import EyasError
 from eyas.export import gguf, openvino
+from eyas.export.engine import Order
 from eyas.export.run import export_head
 from eyas.heads.config import HeadConfig
 from eyas.heads.eagle3 import Eagle3Head
@@ -72,11 +74,19 @@ def test_llamacpps_converter_gets_the_head_and_the_target(
     assert torch.equal(tensors["fc.weight"], head.fc.weight.bfloat16()) and torch.equal(tensors["d2t"], head.d2t)
 
     *convert, serve = readme_lines(out)
-    assert [shlex.split(line)[2] for line in convert] == [target.name]  # llama.cpp needs the target as GGUF, too
+    converter = str(tmp_path / "llama.cpp" / gguf.CONVERTER)
+    assert [shlex.split(line)[:3] for line in convert] == [["python", converter, target.name]]  # the target as GGUF, too
     assert shlex.split(serve) == [
         "llama-server", "--model", "target.gguf", "--spec-type", "draft-eagle3", "--model-draft", str(out / gguf.FILE),
         "--spec-draft-n-max", "3",
     ]  # fmt: skip
+
+
+def test_a_target_that_is_gguf_already_is_served_as_it_is(target: Target, tmp_path: Path) -> None:
+    given = copy.copy(target)
+    given.name = str(tmp_path / "target.gguf")
+    order = Order(HeadConfig.for_target(target), {}, given, target.name, "float32")
+    assert gguf.serving(order, tmp_path / "head").startswith(f"llama-server --model {given.name} --spec-type")
 
 
 def readme_lines(out: Path) -> list[str]:

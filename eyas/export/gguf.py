@@ -70,8 +70,8 @@ def serving(order: Order, place: Path) -> str:
     )
     if given.suffix == ".gguf":
         return command
-    source = shlex.quote(order.served_target)
-    return f"python {CONVERTER} {source} --outtype {OUTTYPES[order.dtype]} --outfile {model}\n{command}"
+    convert = shlex.join(["python", str(find_converter()), order.served_target, "--outtype", OUTTYPES[order.dtype]])
+    return f"{convert} --outfile {model}\n{command}"
 
 
 ENGINE = Engine("llama.cpp 0.5", refusals, write, serving)

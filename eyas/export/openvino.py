@@ -48,16 +48,20 @@ def write(order: Order, folder: Path) -> None:
     Raises EyasError when the exporter is not here or fails.
     """
     program = find_exporter()
-    half = order.dtype == "float16"
     wide = {name: t.to(torch.float32) if t.is_floating_point() else t for name, t in order.tensors.items()}
     with tempfile.TemporaryDirectory() as work:
         vllm.write(replace(order, tensors=wide, dtype="float32"), Path(work))
         run_tool(
             [program, "export", "openvino", "--model", work, "--task", "text-generation-with-past", "--weight-format",
-             "fp16" if half else "fp32", "--trust-remote-code", folder],
+             weight_format(order), "--trust-remote-code", folder],
             f"it was tried with {VERSIONS}",
         )  # fmt: skip
     write_taps(folder / MODEL, order.config.tap_ids)
+
+
+def weight_format(order: Order) -> str:
+    """The precision by optimum's name for it."""
+    return "fp16" if order.dtype == "float16" else "fp32"
 
 
 def write_taps(path: Path, tap_ids: tuple[int, ...]) -> None:
@@ -85,11 +89,10 @@ def find_exporter() -> str:
 
 
 def serving(order: Order, place: Path) -> str:
-    target = shlex.quote(order.served_target)
-    weights = "fp16" if order.dtype == "float16" else "fp32"
+    convert = shlex.join([find_exporter(), "export", "openvino", "--model", order.served_target])
     return (
-        f"# once: {PROGRAM} export openvino --model {target} --task text-generation-with-past \\\n"
-        f"#         --weight-format {weights} target\n"
+        f"# once: {convert} \\\n"
+        f"#       --task text-generation-with-past --weight-format {weight_format(order)} target\n"
         "import openvino_genai as genai\n\n"
         f'pipe = genai.LLMPipeline("target", "CPU", draft_model=genai.draft_model({str(place)!r}, "CPU"))\n'
         'print(pipe.generate("Why is the sky blue?", max_new_tokens=256, '
