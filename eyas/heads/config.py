@@ -1,8 +1,8 @@
-"""What an EAGLE-3 head is: every size and switch, validated in one place and saved beside the weights."""
+"""What a head is: every size and switch, validated in one place and saved beside the weights."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -28,55 +28,94 @@ class HeadOptions(BaseModel):
     taps: tuple[int, int, int] | None = Field(default=None, description="tapped layers; None: 2, L//2 and L-3")
 
 
-class HeadConfig(BaseModel):
-    """Shape of a head. H = target width, h = head width, V and D = target and draft vocabulary.
-
-    `tap_ids` follow one convention: tap i is Hugging Face's `hidden_states[i]`, the state ENTERING layer i.
-    """
+class LayerConfig(BaseModel):
+    """What every kind of head has: a Llama-shaped decoder layer, the target's vocabulary, and a target it was made for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     hidden_size: int = Field(gt=0, description="h, the head's width")
-    target_hidden_size: int = Field(gt=0, description="H, the width of each tap")
     intermediate_size: int = Field(gt=0)
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0, description="need not be hidden_size / num_attention_heads")
     vocab_size: int = Field(gt=0, description="V, the target's vocabulary")
-    draft_vocab_size: int = Field(gt=0, description="D, the head's own vocabulary")
-    tap_ids: tuple[int, int, int]
-    target_layers: int = Field(gt=0, description="layers of the target the head was trained for")
     target_name: str = ""
     target_fingerprint: str = ""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
     rope: dict[str, Any] = Field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_position_embeddings: int = Field(gt=0)
-    norm_before_residual: bool = Field(default=False, description="residual is the normed state (speculators' default)")
-    num_layers: int = Field(default=1, ge=1, description="decoder layers; the published heads have one")
-    fc_norm: bool = Field(default=False, description="EAGLE-3.1: norm each tap before the fusion")
-    norm_output: bool = Field(default=False, description="EAGLE-3.1: hand the normed state on to the next step")
     qk_norm: bool = Field(default=False, description="norm queries and keys per attention head (Qwen3)")
+    qkv_bias: bool = Field(default=False, description="of the query, key and value projections")
+    o_bias: bool = Field(default=False, description="of attention's output projection")
+    mlp_bias: bool = Field(default=False, description="of the MLP's three projections")
+    fc_bias: bool = Field(default=False, description="of the fusion")
     own_embedding: bool = Field(default=False, description="the head has an embedding [V, h] of its own")
 
     @model_validator(mode="after")
-    def _consistent(self) -> HeadConfig:
+    def _layer_is_consistent(self) -> Self:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"{self.num_attention_heads} query heads cannot share {self.num_key_value_heads} key/value heads evenly"
             )
-        if self.hidden_size != self.target_hidden_size and not self.own_embedding:
-            raise ValueError(
-                f"a head of width {self.hidden_size} cannot read the target's embedding of {self.target_hidden_size}; "
-                "it needs own_embedding"
-            )
-        if self.draft_vocab_size > self.vocab_size:
-            raise ValueError(f"draft vocabulary {self.draft_vocab_size} is larger than the target's {self.vocab_size}")
         try:
             inverse_frequencies(self.rope, self.head_dim)
         except (EyasError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"rope {self.rope} cannot be used: {error}") from error
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, so rotary positions cannot be applied")
+        return self
+
+    def sizes(self, target: Target) -> dict[str, tuple[int, int]]:
+        """(this head's, `target`'s) of every size that must be the same, by its name."""
+        return {"vocabulary": (self.vocab_size, target.vocab_size)}
+
+    def check_target(self, target: Target) -> None:
+        """Raise EyasError, in one line, when this head was not made for `target`."""
+        for what, (head, model) in self.sizes(target).items():
+            if head != model:
+                raise EyasError(
+                    f"this head was trained for another target ({self.target_name or 'unnamed'}): its {what} is {head}, "
+                    f"that of '{target.name}' is {model}; give the target it was trained for, or train a head for this one"
+                )
+        if self.target_fingerprint not in ("", target.fingerprint):
+            console.print(
+                f"note: this head was trained for {self.target_name} ({self.target_fingerprint}), not for "
+                f"{target.name} ({target.fingerprint}); the text stays right, but fewer drafts may be accepted",
+                style="yellow", markup=False,
+            )  # fmt: skip
+
+
+class Eagle1Config(LayerConfig):
+    """Shape of an EAGLE-1 head, which has its target's width."""
+
+    def sizes(self, target: Target) -> dict[str, tuple[int, int]]:
+        return {"hidden width": (self.hidden_size, target.hidden_size), **super().sizes(target)}
+
+
+class HeadConfig(LayerConfig):
+    """Shape of an EAGLE-3 head. H = target width, h = head width, V and D = target and draft vocabulary.
+
+    `tap_ids` follow one convention: tap i is Hugging Face's `hidden_states[i]`, the state ENTERING layer i.
+    """
+
+    target_hidden_size: int = Field(gt=0, description="H, the width of each tap")
+    draft_vocab_size: int = Field(gt=0, description="D, the head's own vocabulary")
+    tap_ids: tuple[int, int, int]
+    target_layers: int = Field(gt=0, description="layers of the target the head was trained for")
+    norm_before_residual: bool = Field(default=False, description="residual is the normed state (speculators' default)")
+    num_layers: int = Field(default=1, ge=1, description="decoder layers; the published heads have one")
+    fc_norm: bool = Field(default=False, description="EAGLE-3.1: norm each tap before the fusion")
+    norm_output: bool = Field(default=False, description="EAGLE-3.1: hand the normed state on to the next step")
+
+    @model_validator(mode="after")
+    def _head_is_consistent(self) -> Self:
+        if self.hidden_size != self.target_hidden_size and not self.own_embedding:
+            raise ValueError(
+                f"a head of width {self.hidden_size} cannot read the target's embedding of {self.target_hidden_size}; "
+                "it needs one of its own (the tensor 'embed_tokens.weight')"
+            )
+        if self.draft_vocab_size > self.vocab_size:
+            raise ValueError(f"draft vocabulary {self.draft_vocab_size} is larger than the target's {self.vocab_size}")
         return self
 
     @classmethod
@@ -123,25 +162,15 @@ class HeadConfig(BaseModel):
             own_embedding=width != target.hidden_size,
         )
 
-    def check_target(self, target: Target) -> None:
-        """Raise EyasError, in one line, when this head was not made for `target`."""
-        facts = {
+    def sizes(self, target: Target) -> dict[str, tuple[int, int]]:
+        return {
             "hidden width": (self.target_hidden_size, target.hidden_size),
-            "vocabulary": (self.vocab_size, target.vocab_size),
+            **super().sizes(target),
             "number of layers": (self.target_layers, target.num_layers),
         }
-        for what, (head, model) in facts.items():
-            if head != model:
-                raise EyasError(
-                    f"this head was trained for another target ({self.target_name or 'unnamed'}): its {what} is {head}, "
-                    f"that of '{target.name}' is {model}; give the target it was trained for, or train a head for this one"
-                )
-        if self.target_fingerprint not in ("", target.fingerprint):
-            console.print(
-                f"note: this head was trained for {self.target_name} ({self.target_fingerprint}), not for "
-                f"{target.name} ({target.fingerprint}); the text stays right, but fewer drafts may be accepted",
-                style="yellow", markup=False,
-            )  # fmt: skip
+
+    def check_target(self, target: Target) -> None:
+        super().check_target(target)
         if self.tap_ids != target.tap_ids:
             raise EyasError(
                 f"this head reads taps {list(self.tap_ids)}, the target '{target.name}' was loaded with "

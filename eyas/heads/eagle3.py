@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from eyas.heads.config import HeadConfig
+from eyas.heads.config import HeadConfig, LayerConfig
 from eyas.heads.rope import inverse_frequencies, rotate
 
 
 class Attention(nn.Module):
     """Projections of one layer's attention; q, k and v read `width` values: 2h in the first layer, h in later ones."""
 
-    def __init__(self, config: HeadConfig, width: int) -> None:
+    def __init__(self, config: LayerConfig, width: int) -> None:
         super().__init__()
         h, d = config.hidden_size, config.head_dim
-        self.q_proj = nn.Linear(width, config.num_attention_heads * d, bias=False)
-        self.k_proj = nn.Linear(width, config.num_key_value_heads * d, bias=False)
-        self.v_proj = nn.Linear(width, config.num_key_value_heads * d, bias=False)
-        self.o_proj = nn.Linear(config.num_attention_heads * d, h, bias=False)
+        self.q_proj = nn.Linear(width, config.num_attention_heads * d, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(width, config.num_key_value_heads * d, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, config.num_key_value_heads * d, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * d, h, bias=config.o_bias)
         self.q_norm = nn.RMSNorm(d, eps=config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(d, eps=config.rms_norm_eps) if config.qk_norm else None
 
@@ -31,11 +31,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """The gated MLP of a Llama layer."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -44,7 +44,7 @@ class MLP(nn.Module):
 class DraftLayer(nn.Module):
     """A Llama-shaped decoder layer, its attention left to the caller. Parameter names are those of the public checkpoints."""
 
-    def __init__(self, config: HeadConfig, width: int) -> None:
+    def __init__(self, config: LayerConfig, width: int) -> None:
         super().__init__()
         h, eps = config.hidden_size, config.rms_norm_eps
         self.head_dim = config.head_dim
@@ -111,7 +111,7 @@ class Eagle3Head(nn.Module):
         h, eps = config.hidden_size, config.rms_norm_eps
         normed_taps = len(config.tap_ids) if config.fc_norm else 0
         self.fc_norm = nn.ModuleList(nn.RMSNorm(config.target_hidden_size, eps=eps) for _ in range(normed_taps))
-        self.fc = nn.Linear(len(config.tap_ids) * config.target_hidden_size, h, bias=False)
+        self.fc = nn.Linear(len(config.tap_ids) * config.target_hidden_size, h, bias=config.fc_bias)
         self.midlayer = FirstLayer(config)
         # serving engines call the first layer layers.0 or midlayer, the others layers.1 and so on
         self.layers = nn.ModuleDict({str(n): DraftLayer(config, h) for n in range(1, config.num_layers)})
