@@ -20,7 +20,7 @@ from eyas.errors import EyasError
 from eyas.files import write_text
 from eyas.heads.config import DRAFT_VOCABULARY, HeadOptions
 from eyas.heads.eagle3 import Eagle3Head
-from eyas.heads.files import read_config
+from eyas.heads.files import tap_ids
 from eyas.heads.start import Start, head_from, new_head
 from eyas.heads.vocab import choose_vocabulary, count_tokens, coverage
 from eyas.progress import Interrupt, console, progress
@@ -68,7 +68,7 @@ def train(
     with workers.first_alone():
         learn, choose = _settle(out, config, target, cut.samples, learn, choose)
         with FeatureStore(features, target) as store:
-            _complete(store, target, [*learn, *choose])
+            complete(store, target, [*learn, *choose])
     counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
     head = starting_head(target, config, counts)
     supervised, size = sum(s.supervised for s in learn), len(head.d2t)
@@ -113,11 +113,11 @@ def starting_head(target: Target, config: TrainConfig, counts: Tensor) -> Eagle3
     return head
 
 
-def taps_wanted(config: TrainConfig) -> tuple[int, int, int] | None:
+def taps_wanted(config: TrainConfig) -> tuple[int, ...] | None:
     """The taps with which the target of a run must be loaded; None: its default ones."""
     if config.init_from in ("target", "random"):
         return config.head.taps
-    return read_config(config.init_from).tap_ids
+    return tap_ids(config.init_from)
 
 
 def _flat(settings: dict[str, object], prefix: str = "") -> dict[str, object]:
@@ -171,7 +171,7 @@ def _settle(
     return [here[key] for key in keys[0]], [here[key] for key in keys[1]]
 
 
-def _complete(store: FeatureStore, target: Target, samples: Sequence[Sample]) -> None:
+def complete(store: FeatureStore, target: Target, samples: Sequence[Sample]) -> None:
     """Read from the target the features that the store lacks."""
     missing = [s for s in samples if text_key(s) not in store]
     if not missing:
