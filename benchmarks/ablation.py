@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 
 import study
+
 from eyas.data.features import Features
 from eyas.training.config import TrainConfig
 

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import study
 import torch
 from torch import Tensor
 
-import study
 from eyas.chat import Sample
 from eyas.data.features import CHUNK, Features, text_key
 from eyas.heads.vocab import choose_vocabulary
