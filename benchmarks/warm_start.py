@@ -2,7 +2,7 @@
 
     python benchmarks/warm_start.py [--quick] [--texts 300] [--minutes 5]
 
-Heads are trained on the same answers for the same time, one after the other: from a random or a warm start, with the full unroll
+Heads are trained on the same answers for the same time, one after the other: a random or a warm start, with the full unroll
 from the first step or a growing one; then, from a warm start with a growing unroll, once with each other loss. tau is that of
 a greedy chain as deep as the unroll, estimated on held-out answers (eyas.training.acceptance), best of the evaluations on the
 way. Soft cross-entropy is `tau_warm_growing`; `tau_best_loss` is the best of the others, `best_loss` its name, and
