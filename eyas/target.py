@@ -164,7 +164,8 @@ class Target:
         embedding = model.get_input_embeddings().weight
         self.device, self.dtype = embedding.device, embedding.dtype
         self._base: Any = model.get_decoder()
-        if not hasattr(self._base, "layers") or not hasattr(self._base, "norm"):
+        norm = getattr(self._base, "norm", getattr(self._base, "final_layernorm", None))
+        if not hasattr(self._base, "layers") or norm is None:
             raise EyasError(f"target '{name}' is of the family '{config.model_type}', whose layers eyas does not know")
         self._head: Any = model.get_output_embeddings()
         self._caught: dict[int, Tensor] = {}
@@ -180,7 +181,7 @@ class Target:
         # Heads start from these; packing replaces the modules that hold them.
         self.lm_head_weight: Tensor = self._head.weight
         self._last_layers = [dict(layer.named_parameters()) for layer in self._base.layers[-MAX_HEAD_LAYERS:]]
-        self.final_norm_weight: Tensor | None = getattr(self._base.norm, "weight", None)
+        self.final_norm_weight: Tensor | None = getattr(norm, "weight", None)
         self.weights: Weights = weights
         if weights != "stock":
             self.weights = pack_linears(model, weights).weights

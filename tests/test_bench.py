@@ -19,6 +19,7 @@ from eyas.bench.suites import Item, Suite, gather, read_suite, read_suites
 from eyas.chat import render
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request, Result
+from eyas.decoding.policy import Fixed
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats
 from eyas.decoding.tree import TreeShape
@@ -193,7 +194,7 @@ class ScriptedEngine:
     def __init__(self, name: str, clock: Clock, journal: list[str], *, per_token: float, per_round: int = 1) -> None:
         self.name, self.clock, self.journal, self.per_token = name, clock, journal, per_token
         self.per_round = per_round  # tokens emitted by a round
-        self.tree = TreeShape.chain(per_round - 1)
+        self.policy = Fixed(TreeShape.chain(per_round - 1))
         self.prompts: list[list[int]] = []
         self.seeds: list[int] = []
         self.texts: list[str] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from eyas.bench import machine
+from eyas import machine
 from eyas.bench.arithmetic import bootstrap, by_prompt, figures_of, rounds_of, speed_columns, speed_ratio, tau_of
 from eyas.bench.colour import stretches
 from eyas.bench.figures import PLAIN, Conditions, Depths, Noise, RaceReport, Row, Run, Sample, Skipped
@@ -236,7 +236,7 @@ class _Course:
                 name,
                 Depths(n_alpha=self.stats[name].n_alpha, joint=self.stats[name].joint),
                 head=heads.get(name, ""),
-                tree=str(engine.tree) if name != PLAIN else "",
+                tree=str(engine.policy) if name != PLAIN else "",
                 peak_mib=self.peaks[name],
             )
             for name, engine in sorted(self.engines.items(), key=lambda pair: pair[0] != PLAIN)

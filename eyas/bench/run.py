@@ -11,6 +11,7 @@ from eyas.bench.suites import Item
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine
 from eyas.decoding.sampling import SamplingParams
+from eyas.decoding.static_tree import StaticTree
 from eyas.decoding.tree import TreeShape
 from eyas.heads.files import head_hash, load_head
 from eyas.target import Target
@@ -22,7 +23,7 @@ def run_bench(
     items: Sequence[Item],
     params: SamplingParams,
     *,
-    tree: TreeShape | None = None,
+    tree: TreeShape | StaticTree | None = None,
     rules: Rules = Rules(),
 ) -> RaceReport:
     """Race plain decoding against each of `heads` (name -> the head's folder) on `items`; see `race`.

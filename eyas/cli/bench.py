@@ -18,7 +18,7 @@ from eyas.bench.run import run_bench
 from eyas.bench.suites import gather
 from eyas.bench.training_log import read_training_log
 from eyas.decoding.sampling import SamplingParams
-from eyas.decoding.tree import TreeShape
+from eyas.decoding.static_tree import parse_tree
 from eyas.errors import EyasError
 from eyas.target import Target
 
@@ -43,7 +43,7 @@ def bench(
     temperature: Annotated[float, typer.Option(help="0 = greedy")] = 0.0,
     seed: Annotated[int, typer.Option(help="of the sampling noise")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="per answer")] = 256,
-    tree: Annotated[str | None, typer.Option(help="DEPTHxTOPKxTOTAL or chain:K")] = None,
+    tree: Annotated[str, typer.Option(help="auto, DEPTHxTOPKxTOTAL, chain:K or static")] = "auto",
     batch: Annotated[int, typer.Option(help="prompts decoded together", min=1)] = 1,
     weights: Annotated[str, typer.Option(help="packing of the linear products: stock, fp32, fp16 or int8")] = "stock",
     json: Annotated[Path | None, typer.Option(help="write the report here")] = None,
@@ -55,7 +55,7 @@ def bench(
         return
     for path in (json, html):
         _refuse_unwritable(path)
-    shape = TreeShape.parse(tree) if tree else None
+    shape = parse_tree(tree)
     heads = _heads(head or [])
     log = log or _log_beside(heads)
     training = read_training_log(log) if html and log else None

@@ -15,8 +15,8 @@ from eyas.chat import render
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
+from eyas.decoding.static_tree import parse_tree
 from eyas.decoding.stats import Stats
-from eyas.decoding.tree import TreeShape
 from eyas.heads.files import load_head
 from eyas.target import Target
 
@@ -30,12 +30,12 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 = greedy")] = 0.0,
     seed: Annotated[int, typer.Option(help="of the sampling noise")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="at most this many")] = 256,
-    tree: Annotated[str | None, typer.Option(help="DEPTHxTOPKxTOTAL or chain:K")] = None,
+    tree: Annotated[str, typer.Option(help="auto, DEPTHxTOPKxTOTAL, chain:K or static")] = "auto",
     weights: Annotated[str, typer.Option(help="packing of the linear products: stock, fp32, fp16 or int8")] = "stock",
     show_drafts: Annotated[bool, typer.Option("--show-drafts/--plain", help="colour the accepted drafts, or not")] = True,
 ) -> None:
     """Answer one prompt. Drafted and accepted tokens are bold green; the last line says what the head brought."""
-    shape = TreeShape.parse(tree) if tree else None
+    shape = parse_tree(tree)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     model = Target.load(target, weights=weights)
     drafter = Eagle3Drafter(model, load_head(head, model), weights=model.weights) if head else None

@@ -93,3 +93,9 @@ class SlotView:
         stored_keys, stored_values = self._layers[layer]
         rows = slice(self._first, self._first + self._count)
         return stored_keys[rows, :, : self.end], stored_values[rows, :, : self.end]  # [B, heads, K, dim]
+
+
+def committed_mask(lengths: Tensor, queries: int, keys: int) -> Tensor:
+    """bool [B, queries, keys]: True where the key is one of the row's first `lengths[b]`; a fresh tensor."""
+    committed = torch.arange(keys, device=lengths.device) < lengths[:, None]  # [B, K]
+    return committed[:, None].repeat(1, queries, 1)

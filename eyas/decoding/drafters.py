@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from eyas.decoding.cache import KVCache, SlotView
+from eyas.decoding.cache import KVCache, SlotView, committed_mask
 from eyas.errors import EyasError
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.kernels.attention import attend
@@ -21,8 +21,8 @@ class Drafter(Protocol):
 
     target_ids: Tensor  # int64 [D]: the target's id of every draft id
 
-    def allocate(self, rows: int, length: int, scratch: int) -> None:
-        """Make room for `rows` texts of `length` tokens and `scratch` tree nodes per row."""
+    def allocate(self, rows: int, length: int, scratch: int) -> int:
+        """Make room for `rows` texts of `length` tokens and `scratch` tree nodes per row; return the bytes it takes."""
 
     def share(self, source: int, to: int, count: int) -> None:
         """Begin a text in row `to` with the first `count` positions of row `source`, whose tokens are the same."""
@@ -56,6 +56,7 @@ class Eagle3Drafter:
 
     def __init__(self, target: Target, head: Eagle3Head, *, weights: Weights = "stock") -> None:
         head.config.check_target(target)
+        self._weights = weights
         if weights != "stock":  # in a copy: the caller's head can still be trained and saved
             head = copy.deepcopy(head, {id(head.embedding): head.embedding})
             pack_linears(head, weights)
@@ -72,10 +73,14 @@ class Eagle3Drafter:
             raise EyasError("the drafter has no cache yet; give it to an Engine first")
         return self._cache
 
-    def allocate(self, rows: int, length: int, scratch: int) -> None:
+    def allocate(self, rows: int, length: int, scratch: int) -> int:
         weight = self.head.norm.weight
         shapes = [self._shape] * self.head.config.num_layers
         self._cache = KVCache(shapes, rows, length + scratch, dtype=weight.dtype, device=weight.device)
+        return KVCache.bytes_needed(shapes, rows, length + scratch, weight.dtype)
+
+    def __repr__(self) -> str:
+        return f"Eagle3Drafter({self.head.config!r}, {self._weights}, {self.head.norm.weight.dtype})"
 
     def share(self, source: int, to: int, count: int) -> None:
         self.cache.share(source, to, count)
@@ -138,9 +143,3 @@ class Eagle3Drafter:
             queries = head.queries(layer, x, positions).transpose(1, 2)  # [B, heads, Q, head_dim]
             states = head.finish(layer, states, attend(queries, keys, values, mask[:, None], self._scale))
         return head.hand_on(states)
-
-
-def committed_mask(lengths: Tensor, queries: int, keys: int) -> Tensor:
-    """bool [B, queries, keys]: True where the key is one of the row's first `lengths[b]`; a fresh tensor."""
-    committed = torch.arange(keys, device=lengths.device) < lengths[:, None]  # [B, K]
-    return committed[:, None].repeat(1, queries, 1)

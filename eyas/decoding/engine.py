@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,21 +21,24 @@ from torch.nn.utils.rnn import pad_sequence
 from eyas.chat import render
 from eyas.data.features import TEACHER_TOP_K, teacher_rows
 from eyas.decoding.cache import KVCache
-from eyas.decoding.drafters import Drafter, committed_mask
-from eyas.decoding.row import Piece, Request, Result, Row
+from eyas.decoding.costs import Bench, Costs, measured
+from eyas.decoding.drafters import Drafter
+from eyas.decoding.planner import Planner
+from eyas.decoding.policy import Fixed, Policy, Round
+from eyas.decoding.rejection import RejectionSampler
+from eyas.decoding.row import Piece, Request, Result, Row, TokenLogprob
 from eyas.decoding.sampling import BatchSampler
+from eyas.decoding.static_tree import StaticTree
 from eyas.decoding.stats import Stats
-from eyas.decoding.tree import DraftTree, TreeShape, ancestry, grow
-from eyas.decoding.verify import Walk, walk
+from eyas.decoding.tree import Drafting, DraftTree, TreeShape
+from eyas.decoding.verify import Walk, projected, read_trees, walk
 from eyas.errors import EyasError
 from eyas.target import Target, TargetOutput
 
 __all__ = ["Engine", "Event", "Piece", "Request", "Result"]
 
-
-# Up to this many nodes of all rows are projected to the vocabulary together, which reads its weights once; of more, only the
-# nodes that the walk visits, which bounds the memory of the logits.
-PROJECTED_AT_ONCE = 64
+UNREAD_BYTES = 256 * 2**20  # taps kept for a drafter that is not asked; beyond, it reads on
+READ_ALONE = 16  # a row with more unread tokens reads them before the others' round
 
 
 @dataclass(frozen=True)
@@ -49,39 +53,54 @@ class Event:
 class Engine:
     """Decodes requests with `target`, drafting with `drafter` (None: plain decoding).
 
-    `tree` is the draft's shape, `max_rows` how many requests decode together, `max_length` the longest text (prompt and
-    answer, tokens). The cache for all of it is allocated at once; `cache_bytes` says how much. With `features` every result
-    carries the taps and the teacher of its tokens, as training needs them.
+    `tree` is the draft's shape; None leaves it to the planner, which drafts as much as pays here, down to nothing, by
+    `costs` (else it first measures what forwards cost on this machine: seconds, once). `sampling` is the rule: "coupled"
+    gives the same text with any drafter, tree and batch, "rejection" only the same distribution. `max_rows` is how many
+    requests decode together, `max_length` the longest text (prompt and answer, tokens). The caches for all of it are
+    allocated at once; `cache_bytes` says how much. With `features` every result carries the taps and the teacher of its
+    tokens, as training needs them.
     Raises EyasError when the tree does not fit the drafter or the cache does not fit the memory.
     """
 
     def __init__(
-        self, target: Target, drafter: Drafter | None = None, *, tree: TreeShape | None = None, max_rows: int = 1,
-        max_length: int = 2048, features: bool = False,
+        self, target: Target, drafter: Drafter | None = None, *, tree: TreeShape | StaticTree | None = None,
+        sampling: Literal["coupled", "rejection"] = "coupled", max_rows: int = 1, max_length: int = 2048,
+        features: bool = False, costs: Costs | None = None,
     ) -> None:  # fmt: skip
-        self.target, self.drafter, self.features = target, drafter, features
-        self.tree = (tree or TreeShape()) if drafter is not None else TreeShape.chain(0)
-        if drafter is not None and self.tree.top_k > len(drafter.target_ids):
-            raise EyasError(f"top_k {self.tree.top_k} is more than the drafter's {len(drafter.target_ids)} tokens")
+        self.target, self.drafter, self.features, self.sampling = target, drafter, features, sampling
+        if sampling not in ("coupled", "rejection"):
+            raise EyasError(f"unknown sampling rule '{sampling}'; choose coupled or rejection")
         if max_rows < 1 or max_length < 2:
             raise EyasError(f"an engine needs at least 1 row of 2 tokens, not {max_rows} of {max_length}")
+        if drafter is None:
+            tree = TreeShape.chain(0)
+        shape = tree or Planner.largest(len(drafter.target_ids) if drafter else 1)
+        if drafter is not None and shape.top_k > len(drafter.target_ids):
+            raise EyasError(f"top_k {shape.top_k} is more than the drafter's {len(drafter.target_ids)} tokens")
         self.max_rows = max_rows
         self.max_length = min(max_length, target.max_length)
-        length = self.max_length + self.tree.total + 1
+        length = self.max_length + shape.total + 1
         self.cache_bytes = KVCache.bytes_needed(target.layer_shapes, max_rows, length, target.dtype)
         try:
             self.cache = KVCache(target.layer_shapes, max_rows, length, dtype=target.dtype, device=target.device)
             if drafter is not None:
-                drafter.allocate(max_rows, self.max_length + 1, self.tree.top_k * max(self.tree.depth - 1, 0))
+                self.cache_bytes += drafter.allocate(max_rows, self.max_length + 1, shape.scratch)
         except RuntimeError as error:
             raise EyasError(
                 f"no memory for the KV cache: {max_rows} rows of {self.max_length} tokens need "
                 f"{self.cache_bytes / 1e9:.1f} GB; lower the number of rows or the length"
             ) from error
+        self.policy: Policy
+        if tree is None and drafter is not None:
+            assert isinstance(shape, TreeShape)
+            self.policy = Planner(costs or measured(Bench(target, self.cache, drafter), shape.top_k), shape)
+        else:
+            self.policy = Fixed(shape)
         self.stats = Stats()  # of all finished requests
         self._tickets = count()
         self._waiting: deque[Row] = deque()
         self._rows: list[Row] = []  # row i lives in slot i of every cache
+        self._sampler: BatchSampler | None = None  # for these rows; None when they have changed
 
     # -- the public face --------------------------------------------------------------------------------------------
 
@@ -142,9 +161,11 @@ class Engine:
                 f"the prompt{name} has {len(request.ids)} tokens, the engine holds texts of {self.max_length} with the "
                 f"answer (the target's limit is {self.target.max_length}); shorten it or raise the maximum length"
             )
-        limit = min(request.params.max_new_tokens, room)
+        target, params = self.target, request.params
+        processors = params.processors(request.ids, target.tokenizer, target.eos_ids, target.vocab_size)
+        limit = min(params.max_new_tokens, room)
         ticket = next(self._tickets)
-        self._waiting.append(Row(ticket, request, self.target.tokenizer, self.target.eos_ids, limit, watch))
+        self._waiting.append(Row(ticket, request, target.tokenizer, target.eos_ids, limit, processors, watch))
         return ticket
 
     def cancel(self, ticket: int) -> None:
@@ -195,12 +216,15 @@ class Engine:
             before = self._rows[donor].taps[0][:shared] if shared else out.taps[0, :0].cpu()
             row.taps.append(torch.cat([before, out.taps[0].cpu()]))
             row.teacher.append(teacher_rows(logits.cpu(), TEACHER_TOP_K))
-        token = BatchSampler([row.request.params], prompt.device).choose(logits, [0])  # [1]
+        self._sampler = None
+        sampler = BatchSampler([row.request.params], prompt.device, [row.processors])
+        token = sampler.choose(logits, [0])  # [1]
+        self._chosen(sampler, [row], logits, token, torch.ones(1, dtype=torch.bool))
         if self.drafter is not None:
-            self.drafter.share(donor, slot, shared)
-            self.drafter.prefill(slot, prompt[shared + 1 :], out.taps[0, :-1])
-            row.unread_tokens.append(token)
-            row.unread_taps.append(out.taps[0, -1:])
+            self._inherit(slot, donor, shared)
+            row.unread.add(torch.cat([prompt[shared + 1 :], token]), out.taps[0])
+            if self.policy.drafting:
+                self._catch_up(slot)
         row.take([int(token)], 0)
         row.stats.target_forwards += 1
         row.stats.prefill_s += time.perf_counter() - start
@@ -216,19 +240,39 @@ class Engine:
             best = max(best, (slot, max(common - 1, 0)), key=lambda pair: pair[1])
         return best
 
+    def _inherit(self, slot: int, donor: int, shared: int) -> None:
+        """Let the drafter's row begin with the first `shared` positions of the donor's, as far as that one has read them."""
+        assert self.drafter is not None
+        unread = self._rows[donor].unread
+        behind = max(shared - (int(self.cache.lengths[donor]) - len(unread)), 0)  # of these, not yet read
+        self.drafter.share(donor, slot, shared - behind)
+        if behind:
+            self._rows[slot].unread.add(*unread.first(behind))
+
+    def _catch_up(self, slot: int) -> None:
+        """Let the drafter read all but the last of a row's unread tokens."""
+        unread = self._rows[slot].unread
+        if self.drafter is not None and len(unread) > 1:
+            self.drafter.prefill(slot, *unread.take(keep=1))
+
+    # -- a round --------------------------------------------------------------------------------------------------------
+
     def _round(self) -> list[Event]:
         """Draft, verify, walk, commit, for every active row."""
         rows = self._rows
-        sampler = BatchSampler([row.request.params for row in rows], self.target.device)
+        if self._sampler is None:
+            self._sampler = self._new_sampler()
+        sampler = self._sampler
         start = time.perf_counter()
         tree = self._draft(sampler)
         drafted = time.perf_counter()
-        out = self._verify(tree)
-        few = out.hidden.shape[0] * out.hidden.shape[1] <= PROJECTED_AT_ONCE
-        logits = self.target.logits(out.hidden) if few else None  # [B, N+1, V]
+        last = torch.tensor([[row.ids[-1]] for row in rows], device=self.target.device)  # [B, 1]
+        out = read_trees(self.target, self.cache, last, tree)
+        logits = projected(self.target, out)  # [B, N+1, V]
         verified = time.perf_counter()
-        result, teacher = self._walk(tree, out, logits, sampler)
-        kept = self._commit(result, out, tree.tokens.shape[1], teacher)
+        walked, teacher = self._walk(tree, out, logits, sampler)
+        kept = self._commit(walked, out, tree.tokens.shape[1], teacher)
+        self.policy.learn(rows, Round(tree, walked, drafted - start, verified - drafted))
         ended = time.perf_counter()
         for row in rows:
             row.stats.draft_s += (drafted - start) / len(rows)
@@ -236,52 +280,80 @@ class Engine:
             row.stats.other_s += (ended - verified) / len(rows)
         return [self._event(slot, kept[slot]) for slot in reversed(range(len(rows)))][::-1]
 
+    def _new_sampler(self) -> BatchSampler:
+        params = [row.request.params for row in self._rows]
+        processors = [row.processors for row in self._rows]
+        if self.sampling == "coupled":
+            return BatchSampler(params, self.target.device, processors)
+        return RejectionSampler(params, self.target.device, processors, chain=self._chain)
+
+    @property
+    def _chain(self) -> bool:
+        return isinstance(self.policy, Fixed) and self.policy.shape.top_k == 1
+
     def _draft(self, sampler: BatchSampler) -> DraftTree:
         """Let the drafter read what was committed since it last did, then grow every row's tree."""
         rows, drafter = self._rows, self.drafter
-        if drafter is None or self.tree.total == 0:
+        if drafter is None or not self.policy.drafts(rows):
+            self._bound_unread()
             return DraftTree.empty(len(rows), self.target.device)
-        tokens = [torch.cat(row.unread_tokens) for row in rows]
-        taps = [torch.cat(row.unread_taps) for row in rows]
-        counts = torch.tensor([len(t) for t in tokens])
-        for row in rows:
-            row.unread_tokens, row.unread_taps = [], []
-        logits = drafter.extend(pad_sequence(tokens, True), pad_sequence(taps, True), counts)  # [B, D]
+        for slot, row in enumerate(rows):
+            if len(row.unread) > READ_ALONE:
+                self._catch_up(slot)
+        unread = [row.unread.take() for row in rows]
+        counts = torch.tensor([len(tokens) for tokens, _ in unread])  # [B]
+        tokens = pad_sequence([tokens for tokens, _ in unread], True)  # [B, M]
+        logits = drafter.extend(tokens, pad_sequence([taps for _, taps in unread], True), counts)  # [B, D]
+        lengths = [len(row.ids) for row in rows]
 
         def rank(level: Tensor, depth: int) -> Tensor:
-            return sampler.rank_drafts(level, [len(row.ids) + depth - 1 for row in rows], drafter.target_ids)
+            return sampler.rank_drafts(level, [n + depth - 1 for n in lengths], drafter.target_ids, depth)
 
-        return grow(logits, drafter.expand, rank, drafter.target_ids, self.tree)
+        return self.policy.grow(Drafting(logits, drafter.expand, rank, drafter.target_ids))
 
-    def _verify(self, tree: DraftTree) -> TargetOutput:
-        """One target forward over every row's last token and its tree."""
-        rows, nodes = len(self._rows), tree.tokens.shape[1] + 1
-        device = self.target.device
-        lengths = self.cache.lengths[:rows].to(device)  # [B]
-        last = torch.tensor([[row.ids[-1]] for row in self._rows], device=device)  # [B, 1]
-        depths = torch.cat([torch.zeros_like(last), tree.depths], 1)  # [B, N+1]
-        positions = lengths[:, None] + depths
-        slots = lengths[:, None] + torch.arange(nodes, device=device)  # [B, N+1]
-        view = self.cache.view(0, rows, slots)
-        mask = committed_mask(lengths, nodes, view.end)  # [B, N+1, K]
-        mask.scatter_(2, slots[:, None].expand(rows, nodes, nodes), ancestry(tree.parents))
-        key_positions = torch.arange(view.end, device=device).repeat(rows, 1).scatter(1, slots, positions)  # [B, K]
-        return self.target.forward(torch.cat([last, tree.tokens], 1), positions, view, mask[:, None], key_positions)
+    def _bound_unread(self) -> None:
+        """Keep what the drafter has yet to read within UNREAD_BYTES: let the row that is furthest behind read."""
+        per_token = 3 * self.target.hidden_size * self.target.dtype.itemsize
+        if self.drafter is not None and sum(len(row.unread) for row in self._rows) * per_token > UNREAD_BYTES:
+            self._catch_up(max(range(len(self._rows)), key=lambda slot: len(self._rows[slot].unread)))
 
     def _walk(
-        self, tree: DraftTree, out: TargetOutput, projected: Tensor | None, sampler: BatchSampler
+        self, tree: DraftTree, out: TargetOutput, logits: Tensor | None, sampler: BatchSampler
     ) -> tuple[Walk, list[tuple[Tensor, Tensor]]]:
         """Walk the trees. Where the nodes were too many to project at once, those visited are projected now."""
         every = torch.arange(len(self._rows), device=self.target.device)
+        lengths = [len(row.ids) for row in self._rows]
         teacher = []
 
-        def choose(nodes: Tensor, step: int) -> Tensor:
-            logits = self.target.logits(out.hidden[every, nodes]) if projected is None else projected[every, nodes]  # [B, V]
+        def choose(nodes: Tensor, step: int, alive: Tensor) -> Tensor:
+            if logits is not None:
+                visited = logits[every, nodes]  # [B, V]
+            else:
+                visited = torch.zeros(len(nodes), self.target.vocab_size, device=nodes.device)  # [B, V]
+                visited[alive] = self.target.logits(out.hidden[every, nodes][alive])
             if self.features:
-                teacher.append(teacher_rows(logits.cpu(), TEACHER_TOP_K))
-            return sampler.choose(logits, [len(row.ids) + step for row in self._rows])
+                teacher.append(teacher_rows(visited.cpu(), TEACHER_TOP_K))
+            drafted = tree.tokens[:, step] if self._chain and step < tree.tokens.shape[1] else None
+            tokens = sampler.choose(visited, [n + step for n in lengths], drafted)
+            self._chosen(sampler, self._rows, visited, tokens, alive)
+            return tokens
 
-        return walk(tree, self.tree.depth, choose), teacher
+        return walk(tree, self.policy.shape.depth, choose), teacher
+
+    def _chosen(self, sampler: BatchSampler, rows: list[Row], logits: Tensor, tokens: Tensor, alive: Tensor) -> None:
+        """Tell processors of the `tokens` [B] chosen from `logits` [B, V], and note log-probabilities, where asked for."""
+        for slot, row in enumerate(rows):
+            wanted = row.request.params.logprobs
+            if (wanted is None and slot not in sampler.processed) or not bool(alive[slot]):
+                continue
+            token = int(tokens[slot])
+            if wanted is not None:
+                own = logits[slot].log_softmax(-1)  # [V]
+                best = own.topk(wanted)
+                top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+                row.logprobs.append(TokenLogprob(token, float(own[token]), top))
+            if slot in sampler.processed:
+                sampler.see(slot, token)
 
     def _commit(self, walked: Walk, out: TargetOutput, drafted: int, teacher: list[tuple[Tensor, Tensor]]) -> list[int]:
         """Append each row's walked tokens up to its end, and keep their keys, values and taps; return how many."""
@@ -298,8 +370,7 @@ class Engine:
             self.cache.commit(slot, path)
             taps = out.taps[slot, path.to(out.taps.device)]  # [taken, 3H]
             if self.drafter is not None:
-                row.unread_tokens.append(walked.tokens[slot, :taken])
-                row.unread_taps.append(taps)
+                row.unread.add(walked.tokens[slot, :taken], taps)
             if self.features:
                 row.taps.append(taps.cpu())
                 row.teacher += [(ids[slot : slot + 1], probs[slot : slot + 1]) for ids, probs in teacher[:taken]]
@@ -317,6 +388,7 @@ class Engine:
 
     def _leave(self, slot: int) -> None:
         """Free a slot; the last row moves into it, so that the active rows stay together."""
+        self._sampler = None
         last = len(self._rows) - 1
         if slot != last:
             self.cache.move(last, slot)

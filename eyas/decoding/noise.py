@@ -26,9 +26,14 @@ def _signed32(x: int) -> int:
     return x - (1 << 32) if x >> 31 else x
 
 
-def noise_key(seed: int, sample: int, index: int) -> tuple[int, int]:
-    """Two signed 32-bit keys for the `index`-th generated token of the `sample`-th text drawn with `seed`."""
+def noise_key(seed: int, sample: int, index: int, stream: int = 0) -> tuple[int, int]:
+    """Two signed 32-bit keys for the `index`-th generated token of the `sample`-th text drawn with `seed`.
+
+    Another `stream` is noise independent of the first one's, for the same token.
+    """
     key = _mix64(_mix64(_mix64(seed & _MASK64) ^ (sample & _MASK64)) ^ (index & _MASK64))
+    if stream:
+        key = _mix64(key ^ stream)
     return _signed32(key & _MASK32), _signed32(key >> 32)
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eyas.chat import Sample
 from eyas.data.features import Features
+from eyas.decoding.processors import Processor
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats
 
@@ -35,10 +36,21 @@ class Piece:
     text: str
 
 
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural log-probability of a token under the target's own distribution (temperature 1, nothing cut, no penalty), and
+    the likeliest tokens with theirs."""
+
+    id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
 @dataclass
 class Result:
     """An answer. `ids` are the generated tokens (an EOS that ended the text included), `accepted` says of each whether it
-    was drafted (True) or written by the target itself; `text` has neither special tokens nor the stop string."""
+    was drafted (True) or written by the target itself; `text` has neither special tokens nor the stop string. `logprobs`
+    are there when asked for, one a token."""
 
     id: str
     prompt_len: int
@@ -48,6 +60,33 @@ class Result:
     finish: Finish
     stats: Stats
     features: Features | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass
+class Unread:
+    """What a text has that its drafter has not read yet: tokens int64 and the taps [n, 3H] of the positions before them."""
+
+    tokens: list[Tensor]
+    taps: list[Tensor]
+
+    def add(self, tokens: Tensor, taps: Tensor) -> None:
+        self.tokens.append(tokens)
+        self.taps.append(taps)
+
+    def __len__(self) -> int:
+        return sum(len(t) for t in self.tokens)
+
+    def first(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first `count` tokens and taps."""
+        return torch.cat(self.tokens)[:count], torch.cat(self.taps)[:count]
+
+    def take(self, keep: int = 0) -> tuple[Tensor, Tensor]:
+        """All but the last `keep`, which stay unread."""
+        tokens, taps = torch.cat(self.tokens), torch.cat(self.taps)
+        count = len(tokens) - keep
+        self.tokens, self.taps = ([tokens[count:]], [taps[count:]]) if keep else ([], [])
+        return tokens[:count], taps[:count]
 
 
 @dataclass
@@ -59,16 +98,19 @@ class Row:
     tokenizer: PreTrainedTokenizerBase
     eos_ids: frozenset[int]
     limit: int  # tokens to generate at most
+    processors: list[Processor]
     watched: bool = False  # somebody reads along, so pieces carry text
     ids: list[int] = field(default_factory=list)
     accepted: list[bool] = field(default_factory=list)
     finish: Finish | None = None
     stats: Stats = field(default_factory=lambda: Stats(requests=1))
-    unread_tokens: list[Tensor] = field(default_factory=list)  # committed since the drafter last read
-    unread_taps: list[Tensor] = field(default_factory=list)
+    unread: Unread = field(default_factory=lambda: Unread([], []))
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     taps: list[Tensor] = field(default_factory=list)  # kept only when features are wanted
     teacher: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     shown: int = 0  # characters of the text already given out
+    kept: float = 0.0  # drafts accepted of late
+    hoped: float = 0.0  # how many the planner had expected to be
 
     def take(self, tokens: list[int], drafted: int) -> int:
         """Append `tokens`, the first `drafted` of them accepted drafts, up to where the text ends; return how many."""
@@ -85,6 +127,15 @@ class Row:
             if self.finish:
                 return number
         return len(tokens)
+
+    @property
+    def trust(self) -> float:
+        """What share of the acceptance that its drafts promised this text has lately shown."""
+        return min(max((self.kept + 1) / (self.hoped + 1), 0.05), 1.5)
+
+    def believe(self, kept: float, hoped: float) -> None:
+        """`kept` drafts of a round were accepted where `hoped` were expected; a round counts for about twenty after it."""
+        self.kept, self.hoped = 0.95 * self.kept + kept, 0.95 * self.hoped + hoped
 
     def decoded(self) -> str:
         return str(self.tokenizer.decode(self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
@@ -121,4 +172,7 @@ class Row:
             whole = Sample(self.request.id, [*prompt, *self.ids], [(len(prompt), len(prompt) + len(self.ids))])
             ids, probs = zip(*self.teacher, strict=True)
             features = Features.pack(whole, torch.cat(self.taps), (torch.cat(ids), torch.cat(probs)))
-        return Result(self.request.id, len(prompt), self.ids, self.accepted, self.text(), self.finish, self.stats, features)
+        logprobs = None if self.request.params.logprobs is None else self.logprobs
+        return Result(
+            self.request.id, len(prompt), self.ids, self.accepted, self.text(), self.finish, self.stats, features, logprobs
+        )

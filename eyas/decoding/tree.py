@@ -46,11 +46,16 @@ class TreeShape:
                 return cls.chain(int(text.removeprefix("chain:")))
             depth, top_k, total = (int(part) for part in text.split("x"))
         except ValueError:
-            raise EyasError(f"draft tree '{text}' is neither 'chain:K' nor 'DEPTHxTOPKxTOTAL', e.g. 5x8x24") from None
+            raise EyasError(f"draft tree '{text}' is none of auto, chain:K, static and DEPTHxTOPKxTOTAL, e.g. 5x8x24") from None
         return cls(depth, top_k, total)
 
     def __str__(self) -> str:
         return f"chain:{self.depth}" if self.top_k == 1 else f"{self.depth}x{self.top_k}x{self.total}"
+
+    @property
+    def scratch(self) -> int:
+        """How many nodes the drafter reads per row: all levels but the last."""
+        return self.top_k * max(self.depth - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -76,16 +81,40 @@ Expand = Callable[[Tensor, Tensor], Tensor]
 Rank = Callable[[Tensor, int], Tensor]
 
 
-def grow(root_logits: Tensor, expand: Expand, rank: Rank, target_ids: Tensor, shape: TreeShape) -> DraftTree:
-    """Grow a dynamic tree from the head's `root_logits` [B, D] at the last committed token.
+@dataclass(frozen=True)
+class Drafting:
+    """What a tree grows from: the drafter's `logits` [B, D] at the last committed token, how to `expand` a level and `rank`
+    its candidates, and `target_ids` int64 [D], the target's id of every draft id."""
+
+    logits: Tensor
+    expand: Expand
+    rank: Rank
+    target_ids: Tensor
+
+
+class Limits:
+    """How far a dynamic tree grows: as far as its shape lets it. A planner knows better."""
+
+    def deeper(self, depth: int, scores: Tensor) -> bool:
+        """Whether to draft level `depth` too, given the log-scores [B, k] of the nodes it would continue."""
+        return True
+
+    def total(self, scores: Tensor, depths: Tensor, most: int) -> int:
+        """How many nodes to verify, at most `most`, of candidates with log-scores [B, M] and depths [B, M], best first."""
+        return most
+
+
+def grow(drafting: Drafting, shape: TreeShape, limits: Limits | None = None) -> DraftTree:
+    """Grow a dynamic tree of at most `shape`, within `limits`.
 
     A node's score is the sum of log-scores on its path, so a child never outranks its parent; ties are broken towards the
-    root, so no child is kept without its parent. `target_ids` int64 [D] maps draft ids to the target's.
+    root, so no child is kept without its parent.
     """
-    rows, k = root_logits.shape[0], shape.top_k
+    limits, target_ids = limits or Limits(), drafting.target_ids
+    rows, k = drafting.logits.shape[0], shape.top_k
     if shape.total == 0:
-        return DraftTree.empty(rows, root_logits.device)
-    score, ids = rank(root_logits[:, None], 1)[:, 0].topk(k)  # [B, k]
+        return DraftTree.empty(rows, drafting.logits.device)
+    score, ids = drafting.rank(drafting.logits[:, None], 1)[:, 0].topk(k)  # [B, k]
     tokens, scores = [target_ids[ids]], [score]
     parents, depths = [torch.zeros_like(ids)], [torch.ones_like(ids)]
     frontier_token, frontier_score = tokens[0], score  # [B, k]
@@ -93,8 +122,10 @@ def grow(root_logits: Tensor, expand: Expand, rank: Rank, target_ids: Tensor, sh
     frontier_parent = torch.zeros_like(ids)  # [B, k] places in the level before
     offset = k + 1
     for depth in range(2, shape.depth + 1):
-        logits = expand(frontier_token, frontier_parent)  # [B, k, D]
-        score, ids = rank(logits, depth).topk(k)  # [B, k, k]
+        if not limits.deeper(depth, frontier_score):
+            break
+        logits = drafting.expand(frontier_token, frontier_parent)  # [B, k, D]
+        score, ids = drafting.rank(logits, depth).topk(k)  # [B, k, k]
         score = (frontier_score[..., None] + score).flatten(1)  # [B, k*k]
         token = target_ids[ids.flatten(1)]  # [B, k*k]
         tokens.append(token)
@@ -106,21 +137,24 @@ def grow(root_logits: Tensor, expand: Expand, rank: Rank, target_ids: Tensor, sh
             frontier_token, frontier_parent = token.gather(1, best), best // k
             frontier_node = offset + best
             offset += k * k
-    return _best(torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(depths, 1), torch.cat(scores, 1), shape.total)
+    candidates = DraftTree(torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(depths, 1), torch.cat(scores, 1))
+    return _best(candidates, shape.total, limits)
 
 
-def _best(tokens: Tensor, parents: Tensor, depths: Tensor, scores: Tensor, total: int) -> DraftTree:
-    """Keep the `total` best of all candidates [B, M], renumbered 1..total in candidate order (levels ascend)."""
-    order = scores.sort(dim=1, descending=True, stable=True).indices  # ties: the shallower candidate comes first
+def _best(candidates: DraftTree, most: int, limits: Limits) -> DraftTree:
+    """Keep the best of all `candidates` [B, M], renumbered 1..N in candidate order (levels ascend)."""
+    scores, order = candidates.scores.sort(dim=1, descending=True, stable=True)  # ties: the shallower candidate comes first
+    most = min(most, scores.shape[1])
+    total = limits.total(scores[:, :most], candidates.depths.gather(1, order[:, :most]), most)
     kept = order[:, :total].sort(1).values  # [B, N]
     numbers = torch.arange(1, total + 1, device=kept.device).expand_as(kept)  # [B, N]
-    renumber = scores.new_zeros(scores.shape[0], scores.shape[1] + 1, dtype=torch.long)  # [B, M+1], root stays 0
+    renumber = kept.new_zeros(scores.shape[0], scores.shape[1] + 1)  # [B, M+1], root stays 0
     renumber.scatter_(1, kept + 1, numbers)
     return DraftTree(
-        tokens.gather(1, kept),
-        renumber.gather(1, parents.gather(1, kept)),
-        depths.gather(1, kept),
-        scores.gather(1, kept),
+        candidates.tokens.gather(1, kept),
+        renumber.gather(1, candidates.parents.gather(1, kept)),
+        candidates.depths.gather(1, kept),
+        candidates.scores.gather(1, kept),
     )
 
 

@@ -1,4 +1,4 @@
-"""Acceptance: a walk from the root along the tokens that the target itself chooses.
+"""Verification: one target forward over every row's tree, then a walk from the root along the tokens the target chooses.
 
 One rule for chain and tree, greedy and sampled: at the node reached, the target chooses its token; if a child carries that
 token it was drafted rightly and the walk moves there, else the token is the round's last, the bonus.
@@ -12,7 +12,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyas.decoding.tree import DraftTree
+from eyas.decoding.cache import KVCache, committed_mask
+from eyas.decoding.tree import DraftTree, ancestry
+from eyas.target import Target, TargetOutput
+
+# Up to this many nodes of all rows are projected to the vocabulary together, which reads its weights once; of more, only the
+# nodes that the walk visits, which bounds the time and the memory of the logits.
+PROJECTED_AT_ONCE = 64
+
+
+def read_trees(target: Target, cache: KVCache, last: Tensor, tree: DraftTree) -> TargetOutput:
+    """One forward over the rows' last tokens `last` int64 [B, 1] and their trees, behind what `cache` has committed."""
+    rows, nodes = last.shape[0], tree.tokens.shape[1] + 1
+    lengths = cache.lengths[:rows].to(last.device)  # [B]
+    depths = torch.cat([torch.zeros_like(last), tree.depths], 1)  # [B, N+1]
+    positions = lengths[:, None] + depths
+    slots = lengths[:, None] + torch.arange(nodes, device=last.device)  # [B, N+1]
+    view = cache.view(0, rows, slots)
+    mask = committed_mask(lengths, nodes, view.end)  # [B, N+1, K]
+    mask.scatter_(2, slots[:, None].expand(rows, nodes, nodes), ancestry(tree.parents))
+    key_positions = torch.arange(view.end, device=last.device).repeat(rows, 1).scatter(1, slots, positions)  # [B, K]
+    return target.forward(torch.cat([last, tree.tokens], 1), positions, view, mask[:, None], key_positions)
+
+
+def projected(target: Target, out: TargetOutput) -> Tensor | None:
+    """Logits [B, N+1, V] of all nodes where they are few; None where it is better to project what the walk visits."""
+    few = out.hidden.shape[0] * out.hidden.shape[1] <= PROJECTED_AT_ONCE
+    return target.logits(out.hidden) if few else None
 
 
 @dataclass(frozen=True)
@@ -30,8 +56,9 @@ class Walk:
     offered: Tensor
 
 
-# (nodes int64 [B], step) -> the tokens int64 [B] that the target chooses after these nodes
-Choose = Callable[[Tensor, int], Tensor]
+# (nodes int64 [B], step, alive bool [B]) -> the tokens int64 [B] that the target chooses after these nodes; a row that is no
+# longer alive has chosen its last token before
+Choose = Callable[[Tensor, int, Tensor], Tensor]
 
 
 def walk(tree: DraftTree, depth: int, choose: Choose) -> Walk:
@@ -42,7 +69,7 @@ def walk(tree: DraftTree, depth: int, choose: Choose) -> Walk:
     counts, offered = torch.zeros_like(node), torch.zeros_like(node)
     tokens, nodes = [], []
     for step in range(depth + 1):
-        token = choose(node, step)  # [B]
+        token = choose(node, step, alive)  # [B]
         tokens.append(token)
         nodes.append(node)
         counts = counts + alive.long()
