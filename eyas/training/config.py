@@ -48,7 +48,7 @@ class TrainConfig(BaseModel):
     slots_per_batch: int = Field(default=512, gt=0, description="slots of one micro-batch")
     accumulate: int = Field(default=1, ge=1, description="micro-batches per optimiser step and process")
     precision: Precision = Field(default="fp32", description="of products in the forward; weights and sums stay float32")
-    compile: bool = Field(default=False, description="torch.compile the head's layers (seconds to start)")
+    compile: bool = Field(default=False, description="torch.compile the MLPs and the loss (a minute to start)")
     shard: bool = Field(default=False, description="FSDP2 instead of DDP when several processes train")
     seed: int = 0
 

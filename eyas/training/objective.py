@@ -40,6 +40,10 @@ class Objective(nn.Module):
         super().__init__()
         self.head, self.config = head, config
         self.loss = loss_function(config.loss, lk_decay=config.lk_decay)
+        if config.compile:  # what is elementwise over many values; attention's shapes change with every text
+            self.loss = torch.compile(self.loss, dynamic=True)
+            for layer in head.decoder_layers:
+                layer.mlp.compile(dynamic=True)
         if config.feature_weight and head.config.hidden_size != head.config.target_hidden_size:
             raise EyasError("the feature loss compares states with taps: leave feature_weight at 0 for a head of another width")
 
