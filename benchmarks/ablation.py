@@ -45,17 +45,12 @@ class TopTap(Sequence[Features]):
 
 
 def main() -> None:
-    parser = study.arguments(__doc__)
-    parser.add_argument("--texts", type=int, default=400, help="texts to learn from")
-    parser.add_argument("--held-out", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--vocab", type=int, default=4096)
-    args = parser.parse_args()
-    if args.quick:
-        args.texts, args.held_out, args.steps, args.vocab = 40, 10, 12, 2048
-    target = study.load_target(args.weights)
-    samples = study.some_answers(args.answers, target, args.texts + args.held_out)
-    data = study.Study.of(target, samples, args.held_out, args.features)
+    args = study.arguments(
+        __doc__,
+        {"texts": 400, "held_out": 60, "steps": 800, "vocab": 4096},
+        {"texts": 40, "held_out": 10, "steps": 12, "vocab": 2048},
+    )
+    data = study.Study.of(args)
     base = TrainConfig(steps=args.steps, unroll=DEPTH, draft_vocab_size=args.vocab, evaluations=1, eval_prompts=0)
     arms = {
         "full": (base, False),

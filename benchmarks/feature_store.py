@@ -82,20 +82,15 @@ class Rounded(Sequence[Features]):
 
 
 def main() -> None:
-    parser = study.arguments(__doc__)
-    parser.add_argument("--texts", type=int, default=300, help="texts to learn from")
-    parser.add_argument("--held-out", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--vocab", type=int, default=4096)
-    args = parser.parse_args()
-    if args.quick:
-        args.texts, args.held_out, args.steps, args.vocab = 24, 8, 12, 2048
-    target = study.load_target(args.weights)
-    samples = study.some_answers(args.answers, target, args.texts + args.held_out)
-    data = study.Study.of(target, samples, args.held_out, args.features)
+    args = study.arguments(
+        __doc__,
+        {"texts": 300, "held_out": 60, "steps": 600, "vocab": 4096},
+        {"texts": 24, "held_out": 8, "steps": 12, "vocab": 2048},
+    )
+    data = study.Study.of(args)
     config = TrainConfig(steps=args.steps, unroll=DEPTH, draft_vocab_size=args.vocab, evaluations=1, eval_prompts=0)
     d2t = choose_vocabulary(data.counts, args.vocab)
-    whole = FullPrecision(target, samples, torch.arange(len(d2t)) + d2t)
+    whole = FullPrecision(data.target, data.samples, torch.arange(len(d2t)) + d2t)
     learn = _Part(whole, 0, len(data.learn))
     held_out = _Part(whole, len(data.learn), len(whole))
     arms = {
@@ -111,7 +106,7 @@ def main() -> None:
         print(f"{name:>8}: tau {study.together(found[name]).tau:.3f}", flush=True)
     taus = {name: study.together(parts).tau for name, parts in found.items()}
     figures = {
-        "bytes_ratio": round(bytes_per_token(args.features) / (4 * target.hidden_size * 2), 3),
+        "bytes_ratio": round(bytes_per_token(args.features) / (4 * data.target.hidden_size * 2), 3),
         "tau_ratio": round(taus["8_bits"] / taus["full"], 3),
         "tau_difference": study.tau_difference(found["full"], found["8_bits"]),
         "noise": round(abs(taus["again"] - taus["full"]), 3),

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,15 +31,21 @@ ANSWERS = (Path("../shared/data/responses.jsonl.gz"), Path("runs/demo/responses.
 LONGEST = 384  # tokens; longer texts are left out, so that the arms' batches are alike
 
 
-def arguments(what: str) -> argparse.ArgumentParser:
-    """The options of every study; `what` is the study's docstring."""
+def arguments(what: str, full: dict[str, Any], quick: dict[str, Any]) -> argparse.Namespace:
+    """The command line of a study: `what` is its docstring, `full` its own settings, `quick` what --quick makes of them."""
     parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small and short: that it runs, not what it shows")
     found = next((path for path in ANSWERS if path.is_file()), ANSWERS[-1])
     parser.add_argument("--answers", type=Path, default=found, help="answers of the target, as `eyas respond` writes them")
     parser.add_argument("--features", type=Path, default=Path("runs/studies/features"), help="kept between studies")
     parser.add_argument("--weights", default="fp16", help="packing of the target while features are read")
-    return parser
+    for name, value in full.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=f"default {value}")
+    args = parser.parse_args()
+    for name, value in full.items():
+        if getattr(args, name) is None:
+            setattr(args, name, quick.get(name, value) if args.quick else value)
+    return args
 
 
 def load_target(weights: str) -> Target:
@@ -57,21 +64,27 @@ def some_answers(path: Path, target: Target, count: int) -> list[Sample]:
 
 @dataclass(frozen=True)
 class Study:
-    """A target, texts to learn from and texts held out, both as features; `counts` int64 [V] of the supervised tokens."""
+    """A target, answers of its, those to learn from and those held out as features; `counts` int64 [V] of the supervised
+    tokens to learn from."""
 
     target: Target
+    samples: Sequence[Sample]
     learn: Sequence[Features]
     held_out: Sequence[Features]
     counts: torch.Tensor
 
     @classmethod
-    def of(cls, target: Target, samples: Sequence[Sample], held_out: int, folder: Path) -> Study:
-        """From answers: the last `held_out` are held out; features that `folder` lacks are read from the target."""
-        with FeatureStore(folder, target) as store:
+    def of(cls, args: argparse.Namespace) -> Study:
+        """`args.texts` texts to learn from and `args.held_out` held out; features that the store lacks are read from the
+        target."""
+        target = load_target(args.weights)
+        samples = some_answers(args.answers, target, args.texts + args.held_out)
+        learn, held_out = samples[: -args.held_out], samples[-args.held_out :]
+        with FeatureStore(args.features, target) as store:
             complete(store, target, samples)
-        keys = [text_key(s) for s in samples]
-        counts = count_tokens(((s.ids, s.spans) for s in samples[:-held_out]), target.vocab_size)
-        return cls(target, Stored(store, keys[:-held_out]), Stored(store, keys[-held_out:]), counts)
+        counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
+        parts = (Stored(store, [text_key(s) for s in part]) for part in (learn, held_out))
+        return cls(target, samples, *parts, counts)
 
     def train(
         self, config: TrainConfig, learn: Sequence[Features] | None = None, held_out: Sequence[Features] | None = None

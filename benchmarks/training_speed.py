@@ -18,7 +18,6 @@ with `compile` over that without, its minute of compiling left out (not with --q
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import subprocess
@@ -225,15 +224,11 @@ def main() -> None:
     if len(sys.argv) == 5 and sys.argv[1] == "--arm":
         print(json.dumps(run_arm(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))))
         return
-    parser: argparse.ArgumentParser = study.arguments(__doc__)
-    parser.add_argument("--texts", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=8, help="timed optimiser steps of a turn")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--unroll", type=int, default=7, help="the published K")
-    parser.add_argument("--vocab", type=int, default=8192)
-    args = parser.parse_args()
-    if args.quick:
-        args.texts, args.steps, args.turns = 8, 3, 1
+    args = study.arguments(
+        __doc__,
+        {"texts": 24, "steps": 8, "turns": 3, "unroll": 7, "vocab": 8192},
+        {"texts": 8, "steps": 3, "turns": 1},
+    )
     target = study.load_target("stock")
     samples = study.some_answers(args.answers, target, args.texts)
     config = TrainConfig(steps=1000, unroll=args.unroll, grow_until=0.0, draft_vocab_size=args.vocab, warmup=0.0)

@@ -34,21 +34,16 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = study.arguments(__doc__)
-    parser.add_argument("--texts", type=int, default=300, help="texts to learn from")
-    parser.add_argument("--held-out", type=int, default=40)
-    parser.add_argument("--minutes", type=float, default=5.0, help="training time of each arm")
-    parser.add_argument("--vocab", type=int, default=4096)
-    args = parser.parse_args()
-    if args.quick:
-        args.texts, args.held_out, args.minutes, args.vocab = 30, 8, 0.2, 2048
-    target = study.load_target(args.weights)
-    samples = study.some_answers(args.answers, target, args.texts + args.held_out)
-    data = study.Study.of(target, samples, args.held_out, args.features)
+    args = study.arguments(
+        __doc__,
+        {"texts": 300, "held_out": 40, "minutes": 5.0, "vocab": 4096},
+        {"texts": 30, "held_out": 8, "minutes": 0.2, "vocab": 2048},
+    )
+    data = study.Study.of(args)
     figures: dict[str, Any] = {}
     for name, settings in ARMS.items():
         config = TrainConfig(minutes=args.minutes, draft_vocab_size=args.vocab, evaluations=2, eval_prompts=0, **settings)
-        head = starting_head(target, config, data.counts)
+        head = starting_head(data.target, config, data.counts)
         with tempfile.TemporaryDirectory() as out:
             reached = Trainer(head, data.learn, data.held_out, config, Path(out)).run().acceptance
         figures[name] = round(reached.tau, 3)

@@ -32,7 +32,8 @@ from eyas.training.objective import Objective
 from eyas.training.workers import Workers
 
 CHECKPOINT_EVERY_S = 60.0
-_PLACE = ("step", "elapsed", "tokens", "skipped", "epoch", "batch_in_epoch", "evaluated", "without_better")
+EVALUATIONS_SHARE = 0.1  # of the time, at most, in a run that is bounded by time (its last evaluation aside)
+_PLACE = ("step", "elapsed", "evaluating", "tokens", "skipped", "epoch", "batch_in_epoch", "evaluated", "without_better")
 
 Judge = Callable[[Eagle3Head], Stats]
 
@@ -78,9 +79,8 @@ class Trainer:
         self.texts, self.held_out, self.config, self.out, self.judge = texts, held_out, config, out, judge
         if not any(bool(Batch.of([t]).carries_loss(0, head.t2d.cpu()).any()) for t in texts):
             raise EyasError("nothing to learn: no text has a supervised token (is the loss mask empty?)")
-        self.device = head.d2t.device
         self.lengths = [len(t.ids) - 1 for t in texts]
-        self.workers = workers or Workers(self.device, precision=config.precision, shard=config.shard)
+        self.workers = workers or Workers(head.d2t.device, precision=config.precision, shard=config.shard)
         self.objective = Objective(head.train(), config)
         self.optimizer = self.workers.prepare(
             self.objective,
@@ -88,7 +88,9 @@ class Trainer:
                 parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
             ),
         )[1]
-        self.step, self.elapsed, self.tokens, self.skipped = 0, 0.0, 0, 0
+        self.device = head.d2t.device  # where the workers have put it
+        self.step, self.tokens, self.skipped = 0, 0, 0
+        self.elapsed, self.evaluating = 0.0, 0.0  # seconds
         self.epoch, self.batch_in_epoch = 0, 0
         self.best: Evaluation | None = None
         self.evaluated, self.without_better = 0, 0
@@ -114,10 +116,10 @@ class Trainer:
                 figures = self._optimise([next(batches) for _ in range(self.config.accumulate * self.workers.count)])
                 self._spend(start)
                 self._show(meter, figures, last)
-                if self.progress * self.config.evaluations >= self.evaluated + 1 or self.progress >= 1:
+                if self._evaluation_is_due():
                     start = time.monotonic()
                     last = self._evaluate()
-                    self._spend(start)
+                    self.evaluating += self._spend(start)
                     saved = time.monotonic()
                 elif self.workers.agree(time.monotonic() - saved > CHECKPOINT_EVERY_S):
                     self.save()
@@ -136,9 +138,18 @@ class Trainer:
         """Whether the budget is used up, or too many evaluations have brought no better head."""
         return self.progress >= 1 or (self.config.patience is not None and self.without_better >= self.config.patience)
 
-    def _spend(self, start: float) -> None:
-        """Count the seconds since `start`, by the first process's clock: progress decides what a step does."""
-        self.elapsed += self.workers.agree(time.monotonic() - start)
+    def _spend(self, start: float) -> float:
+        """Count and return the seconds since `start`, by the first process's clock: progress decides what a step does."""
+        seconds: float = self.workers.agree(time.monotonic() - start)
+        self.elapsed += seconds
+        return seconds
+
+    def _evaluation_is_due(self) -> bool:
+        if self.progress >= 1:
+            return True
+        if self.config.minutes and self.evaluating > EVALUATIONS_SHARE * self.elapsed:
+            return False
+        return self.progress * self.config.evaluations >= self.evaluated + 1
 
     def _done(self) -> float:
         return self.step if self.config.steps else self.elapsed
