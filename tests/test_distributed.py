@@ -13,7 +13,7 @@ import torch
 
 from eyas.heads.files import load_head
 from tests.tiny import tiny_target
-from tests.two_processes import STEPS, some_steps
+from tests.two_processes import MICRO_BATCHES, STEPS, some_steps
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     accumulating = STEPS.model_copy(update={"accumulate": 2})
-    return some_steps(tmp_path_factory.mktemp("one"), accumulating, [[[0], [1]], [[2], [1]], [[1], [0]]])
+    return some_steps(tmp_path_factory.mktemp("one"), accumulating, MICRO_BATCHES)
 
 
 @pytest.mark.parametrize("shard", [False, True], ids=["ddp", "fsdp2"])

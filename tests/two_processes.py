@@ -9,24 +9,27 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from eyas.data.batches import Batch
+from eyas.data.features import read_features
 from eyas.training.config import TrainConfig
 from eyas.training.loop import Trainer
 from eyas.training.recipe import train
 from eyas.training.workers import Workers
 from tests.test_training import CONFIG, corpus
-from tests.test_unroll import random_head, some_texts
-from tests.tiny import tiny_target
+from tests.test_unroll import random_head, some_sample, some_texts
+from tests.tiny import VOCAB, tiny_target
 
+MICRO_BATCHES = [[[0], [1]], [[2], [3]], [[1], [0]]]  # of three steps; text 3 has nothing to learn
 STEPS = TrainConfig(steps=3, unroll=3, grow_until=0.0, slots_per_batch=30, learning_rate=1e-3, warmup=0.0)
 
 
 def some_steps(out: Path, config: TrainConfig, micro_batches: list[list[list[int]]]) -> dict[str, torch.Tensor]:
     """Take one step for each of `micro_batches`, saving and resuming in a new trainer before the last; the gradient of the
     first step (`grad.*`) and the weights after the last, whole."""
-    texts = some_texts(tiny_target("llama"))
+    target = tiny_target("llama")
+    texts = [*some_texts(target), read_features(target, some_sample("nothing to learn", 12, []), VOCAB)]
 
     def trainer_of() -> Trainer:
-        return Trainer(random_head(tiny_target("llama")), texts, texts, config, out, workers=Workers(shard=config.shard))
+        return Trainer(random_head(target), texts, texts, config, out, workers=Workers(shard=config.shard))
 
     trainer = trainer_of()
     assert not trainer.resume()
@@ -59,7 +62,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     for shard in (False, True):
         config = STEPS.model_copy(update={"shard": shard})
-        result = some_steps(folder / f"state-{shard}", config, [[[0], [1]], [[2], [1]], [[1], [0]]])
+        result = some_steps(folder / f"state-{shard}", config, MICRO_BATCHES)
         if Workers().first:
             torch.save(result, folder / f"result-{shard}.pt")
     short = CONFIG.model_copy(update={"steps": 3, "evaluations": 1, "eval_tokens": 4})

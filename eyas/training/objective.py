@@ -56,8 +56,7 @@ class Objective(nn.Module):
         slots of the whole optimiser step."""
         losses, right = torch.zeros_like(counts), torch.zeros_like(counts)
         teacher = DraftTeacher(self.head, batch.teacher_ids, batch.teacher_probs)
-        # Every parameter has a part, be it zero: other processes wait for its gradient.
-        total = sum((p.flatten()[0] * 0 for p in self.head.parameters()), start=counts.new_zeros(()))
+        parts = []
         for i, step in enumerate(unroll(self.head, batch, masks)):
             if not len(step.slots):
                 continue
@@ -67,8 +66,10 @@ class Objective(nn.Module):
             losses[i] = loss.detach()
             if self.config.feature_weight:
                 loss = loss + self.config.feature_weight * self._feature_loss(batch, step, i) / counts[i]
-            total = total + self.config.step_weights[i] * loss
-        return Part(total, losses, right)
+            parts.append(self.config.step_weights[i] * loss)
+        if not parts:  # other processes wait for every parameter's gradient, be it zero
+            parts = [p.sum() * 0 for p in self.head.parameters()]
+        return Part(torch.stack(parts).sum(), losses, right)
 
     def _feature_loss(self, batch: Batch, step: Step, i: int) -> Tensor:
         width = self.head.config.target_hidden_size
