@@ -171,5 +171,5 @@ def _check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise EyasError(f"there is no tracker '{name}'; choose one of {', '.join(known)}")
-        if name not in get_available_trackers():
+        if LoggerType(name) not in get_available_trackers():
             raise EyasError(f"the tracker '{name}' is not installed; run: pip install {name}")
