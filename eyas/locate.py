@@ -26,6 +26,7 @@ from eyas.progress import console
 from eyas.shards import PICKLE, SAFETENSORS, index_path, numbered_shards
 
 EMBEDDED = "smollm2"
+ADAPTER = "adapter_config.json"  # marks a directory as an adapter of peft's
 CACHE_VERSION = "1"  # part of the cache key: raise it when the conversion below changes
 
 
@@ -42,7 +43,7 @@ def locate(spec: str) -> str:
             raise EyasError(f"target '{spec}': no such GGUF file")
         return str(_converted(path))
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / "config.json").is_file() and not (path / ADAPTER).is_file():
             raise EyasError(f"target '{spec}': the directory holds no config.json, so it is no Hugging Face model")
         return str(_with_index(path))
     if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast, get_args
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AttentionInterface, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from eyas.errors import EyasError
 from eyas.kernels.attention import attend
 from eyas.kernels.packed import Weights, pack_linears
+from eyas.loading import load_model
 from eyas.locate import locate
 
 MAX_HEAD_LAYERS = 4  # a head has at most so many; of the target's layers as many are kept unpacked to start it from
@@ -60,11 +60,13 @@ class _ViewAsCache:
 
     is_compileable = False
 
-    def __init__(self, view: CacheView) -> None:
-        self.view = view
+    def __init__(self, view: CacheView, device: torch.device) -> None:
+        self.view, self.device = view, device
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return self.view.append(layer_idx, keys, values)
+        here = keys.device  # another than the cache's for some layers of a target spread over devices
+        keys, values = self.view.append(layer_idx, keys.to(self.device), values.to(self.device))
+        return keys.to(here), values.to(here)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # only asked for when positions or mask are absent: never here
         return 0
@@ -188,26 +190,21 @@ class Target:
     @classmethod
     def load(
         cls, spec: str | Path, *, dtype: str = "float32", device: str = "cpu", weights: str = "stock",
-        taps: tuple[int, ...] | None = None,
+        taps: tuple[int, ...] | None = None, device_map: str | dict[str, Any] | None = None,
     ) -> Target:  # fmt: skip
-        """Load the target `spec`: "smollm2" (embedded), a GGUF file, a Hugging Face directory or a hub id.
+        """Load the target `spec`: "smollm2" (embedded), a GGUF file, a Hugging Face or adapter directory, or a hub id.
 
-        `weights` packs the linear products: "stock" (torch's own), "fp32", "fp16" or "int8" (see `eyas.kernels.packed`).
+        `device_map` spreads a big one over devices, as transformers does (`device` is then not used). `weights` packs the
+        linear products: "stock" (torch's own), "fp32", "fp16" or "int8" (see `eyas.kernels.packed`).
         Raises EyasError in one line when the model is missing, broken or of a family that cannot be supported.
         """
         if dtype not in DTYPES:
             raise EyasError(f"unknown dtype '{dtype}'; choose one of {', '.join(DTYPES)}")
         if weights not in get_args(Weights):
             raise EyasError(f"unknown weight packing '{weights}'; choose one of {', '.join(get_args(Weights))}")
-        path = locate(str(spec))
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
-            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype])
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            where = "" if Path(path).is_dir() else "it is no folder here, and as a hub id: "
-            raise EyasError(f"cannot load the target '{spec}': {where}{reason}") from error
-        return cls(model.to(device), tokenizer, name=str(spec), taps=taps, weights=cast(Weights, weights))
+        where = device_map if device_map is not None else device
+        model, tokenizer = load_model(locate(str(spec)), dtype=DTYPES[dtype], device_map=where, name=str(spec))
+        return cls(model, tokenizer, name=str(spec), taps=taps, weights=cast(Weights, weights))
 
     # -- forwards ---------------------------------------------------------------------------------------------------
 
@@ -226,11 +223,11 @@ class Target:
                 key_positions = positions
             near = positions[:, None, :, None] - key_positions[:, None, None, :] < self._window  # [B, 1, Q, K]
             masks = {"full_attention": mask, "sliding_attention": mask & near} if self._mask_by_kind else mask & near
-        cache = _ViewAsCache(view)
+        cache = _ViewAsCache(view, self.device)
         out = self._base(input_ids=ids, position_ids=positions, attention_mask=masks, cache=cache, use_cache=True)
-        taps = torch.cat([self._caught[i] for i in self.tap_ids], dim=-1)  # [B, Q, 3H]
+        taps = torch.cat([self._caught[i].to(self.device) for i in self.tap_ids], dim=-1)  # [B, Q, 3H]
         self._caught.clear()
-        return TargetOutput(out.last_hidden_state, taps)
+        return TargetOutput(out.last_hidden_state.to(self.device), taps)
 
     @torch.inference_mode()
     def read(self, ids: Tensor) -> TargetOutput:

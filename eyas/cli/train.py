@@ -3,68 +3,71 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from eyas.data.samples import read_responses
 from eyas.data.store import features_beside
-from eyas.errors import EyasError
 from eyas.progress import console
 from eyas.target import Target
-from eyas.training.config import TrainConfig
+from eyas.training.recipe import taps_wanted
 from eyas.training.recipe import train as run
+from eyas.training.settings import describe_settings, read_train_config
 
-DEFAULTS = {name: field.default for name, field in TrainConfig.model_fields.items()}
+
+def _show_settings(asked: bool) -> None:
+    if asked:
+        typer.echo(describe_settings())
+        raise typer.Exit
 
 
 def train(
     responses: Annotated[Path, typer.Argument(help="answers of the target, as `eyas respond` writes them")],
     target: Annotated[
-        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
+        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face or adapter directory, or a hub id")
     ] = "smollm2",
     out: Annotated[Path, typer.Option(help="folder of the head; an interrupted run goes on there")] = Path("head"),
     minutes: Annotated[float | None, typer.Option(help="length of the run in minutes")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run in optimiser steps (repeatable)")] = None,
+    init_from: Annotated[str | None, typer.Option(help="target (warm start), random, or the folder of a head")] = None,
+    vocab: Annotated[int | None, typer.Option(help="draft vocabulary")] = None,
+    unroll: Annotated[int | None, typer.Option(help="steps of training-time test")] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings (flags and --set win over it)")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="any other setting, e.g. loss=lk_lambda or head.num_layers=2; repeatable")
+    ] = None,
     features: Annotated[Path | None, typer.Option(help="feature store; default: RESPONSES with .features")] = None,
     held_out: Annotated[
         float, typer.Option(help="share, or number, of texts kept for races; as many again choose the head", min=0)
     ] = 0.05,
     max_length: Annotated[int, typer.Option(help="texts are cut there, in tokens", min=3)] = 1024,
-    vocab: Annotated[int | None, typer.Option(help="draft vocabulary")] = None,
-    unroll: Annotated[int, typer.Option(help="steps of training-time test")] = DEFAULTS["unroll"],
-    grow_until: Annotated[float, typer.Option(help="share of the run in which the unroll grows to its depth")] = DEFAULTS[
-        "grow_until"
-    ],
-    start: Annotated[str, typer.Option(help="warm (from the target's weights) or random")] = DEFAULTS["start"],
-    learning_rate: Annotated[float, typer.Option()] = DEFAULTS["learning_rate"],
-    batch_slots: Annotated[int, typer.Option(help="slots of one micro-batch")] = DEFAULTS["slots_per_batch"],
-    accumulate: Annotated[int, typer.Option(help="micro-batches per optimiser step")] = DEFAULTS["accumulate"],
-    seed: Annotated[int, typer.Option()] = DEFAULTS["seed"],
+    track: Annotated[list[str] | None, typer.Option(help="a tracker of accelerate's, e.g. tensorboard; repeatable")] = None,
     weights: Annotated[str, typer.Option(help="packing of the target for reading features")] = "stock",
+    show_settings: Annotated[
+        bool,
+        typer.Option("--show-settings", help="print every setting as YAML, and end", callback=_show_settings, is_eager=True),
+    ] = False,
 ) -> None:
-    """Train an EAGLE-3 head on RESPONSES. Ctrl-C loses nothing: run the same command again."""
-    settings: dict[str, Any] = {
-        "minutes": minutes, "steps": steps, "draft_vocab_size": vocab, "unroll": unroll, "grow_until": grow_until,
-        "start": start, "learning_rate": learning_rate, "slots_per_batch": batch_slots, "accumulate": accumulate,
-        "seed": seed,
-    }  # fmt: skip
-    try:
-        config = TrainConfig(**settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise EyasError(f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}") from error
-    model = Target.load(target, weights=weights)
+    """Train an EAGLE-3 head on RESPONSES. Ctrl-C loses nothing: run the same command again.
+
+    Several processes: `torchrun --nproc-per-node N -m eyas.cli.main train ...`.
+    """
+    settings = read_train_config(
+        config, set_ or [],
+        {"minutes": minutes, "steps": steps, "init_from": init_from, "draft_vocab_size": vocab, "unroll": unroll, "seed": seed},
+    )  # fmt: skip
+    model = Target.load(target, weights=weights, taps=taps_wanted(settings))
     samples = read_responses(responses, fingerprint=model.fingerprint, vocab_size=model.vocab_size)
     try:
         reached = run(
-            model, samples, out, config, features=features or features_beside(responses), held_out=held_out,
-            max_length=max_length,
+            model, samples, out, settings, features=features or features_beside(responses), held_out=held_out,
+            max_length=max_length, track=track or (),
         )  # fmt: skip
     except KeyboardInterrupt:
         console.print(f"stopped; the run is kept in {out}, run the same command again to go on", markup=False)
         raise typer.Exit(130) from None
-    alphas = " ".join(f"{a:.3f}" for a in reached.n_alpha)
-    console.print(f"{out}: estimated tau {reached.tau:.2f} for a greedy chain, n-alpha {alphas}", markup=False)
+    alphas = " ".join(f"{a:.3f}" for a in reached.acceptance.n_alpha)
+    measured = f"tau {reached.tau:.2f} measured on held-out prompts, " if reached.tau is not None else ""
+    console.print(f"{out}: {measured}{reached.acceptance.tau:.2f} estimated for a greedy chain, n-alpha {alphas}", markup=False)

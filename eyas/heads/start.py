@@ -46,6 +46,7 @@ def head_from(folder: Path | str, target: Target, d2t: Tensor | None = None, *, 
     else a random one. Raises EyasError when the head does not fit the target.
     """
     head = load_head(folder, target).float()
+    head.config = head.config.model_copy(update={"target_name": target.name, "target_fingerprint": target.fingerprint})
     if d2t is None:
         return head.train()
     wanted, had = head.draft_ids(d2t.to(target.device)), head.draft_ids(head.d2t)  # [D], [D before]

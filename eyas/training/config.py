@@ -1,10 +1,17 @@
-"""How a head is trained: one validated record, saved beside every checkpoint."""
+"""How a head is trained: one validated record, saved beside every checkpoint (read by `eyas.training.settings`)."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from eyas.heads.start import Start
+from eyas.decoding.tree import TreeShape
+from eyas.errors import EyasError
+from eyas.heads.config import HeadOptions
+from eyas.training.losses import LossName
+
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 class TrainConfig(BaseModel):
@@ -17,9 +24,21 @@ class TrainConfig(BaseModel):
 
     steps: int | None = Field(default=None, gt=0, description="optimiser steps; exact and repeatable")
     minutes: float | None = Field(default=None, gt=0, description="time budget instead of a number of steps")
+
+    init_from: str = Field(default="target", description="target (warm start), random, or the folder of a head")
+    remap_vocabulary: bool = Field(default=False, description="give a head to start from a vocabulary chosen from the texts")
+    draft_vocab_size: int | None = Field(default=None, gt=0, description="D; None: 8192, or that of the head to start from")
+    head: HeadOptions = Field(default=HeadOptions(), description="shape of a new head")
+
     unroll: int = Field(default=5, ge=1, le=16, description="K, steps of training-time test")
-    grow_until: float = Field(default=0.5, ge=0, le=1)
-    step_weight: float = Field(default=0.8, gt=0, le=1, description="step i of the unroll counts step_weight ** i")
+    grow_until: float = Field(default=0.5, ge=0, le=1, description="share of the run in which the unroll grows to K")
+    loss: LossName = Field(default="soft_ce", description="see eyas.training.losses")
+    lk_decay: float = Field(default=3.0, ge=0, description="eta of lk_lambda: how soon it turns from KL to acceptance")
+    step_weight: float | tuple[float, ...] = Field(
+        default=0.8, description="w: step i of the unroll counts w ** i; or one weight for each of the K steps"
+    )
+    feature_weight: float = Field(default=0.0, ge=0, description="of EAGLE-1's feature loss, which EAGLE-3 has dropped")
+
     learning_rate: float = Field(default=1e-3, gt=0)
     final_rate: float = Field(default=0.05, ge=0, le=1, description="share of the learning rate left at the end")
     warmup: float = Field(default=0.03, ge=0, le=1, description="share of the run with a rising learning rate")
@@ -27,17 +46,40 @@ class TrainConfig(BaseModel):
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = Field(default=0.5, gt=0, description="largest gradient norm")
     slots_per_batch: int = Field(default=512, gt=0, description="slots of one micro-batch")
-    accumulate: int = Field(default=1, ge=1, description="micro-batches per optimiser step")
-    draft_vocab_size: int | None = Field(default=None, gt=0)
-    start: Start = "warm"
+    accumulate: int = Field(default=1, ge=1, description="micro-batches per optimiser step and process")
+    precision: Precision = Field(default="fp32", description="of products in the forward; weights and sums stay float32")
+    compile: bool = Field(default=False, description="torch.compile the MLPs and the loss (a minute to start)")
+    shard: bool = Field(default=False, description="FSDP2 instead of DDP when several processes train")
     seed: int = 0
+
     evaluations: int = Field(default=8, ge=1, description="how often the held-out texts are measured during the run")
+    eval_prompts: int = Field(default=8, ge=0, description="held-out prompts the engine answers at each; 0: none")
+    eval_tokens: int = Field(default=48, ge=2, description="tokens of each of these answers")
+    eval_tree: str = Field(default="3x3x5", description="draft tree they are answered with")
+    patience: int | None = Field(default=None, gt=0, description="evaluations without a better head that end the run")
 
     @model_validator(mode="after")
-    def _bounded(self) -> TrainConfig:
+    def _consistent(self) -> TrainConfig:
         if (self.steps is None) == (self.minutes is None):
             raise ValueError("give the length of the run either as steps or as minutes")
+        weights = self.step_weight if isinstance(self.step_weight, tuple) else (self.step_weight,) * self.unroll
+        if len(weights) != self.unroll:
+            raise ValueError(f"step_weight gives {len(weights)} weights for an unroll of {self.unroll}")
+        if min(weights) < 0 or max(weights) <= 0:
+            raise ValueError("step_weight must be positive")
+        if self.remap_vocabulary and self.init_from in ("target", "random"):
+            raise ValueError("remap_vocabulary needs a head to start from (init_from)")
+        try:
+            TreeShape.parse(self.eval_tree)
+        except EyasError as error:
+            raise ValueError(str(error)) from error
         return self
+
+    @property
+    def step_weights(self) -> tuple[float, ...]:
+        """One weight for each of the K steps of the unroll."""
+        w = self.step_weight
+        return w if isinstance(w, tuple) else tuple(w**i for i in range(self.unroll))
 
     def unroll_at(self, progress: float) -> int:
         """Depth of the unroll at `progress` in [0, 1]: 1 at first, growing evenly to the full depth at `grow_until`."""

@@ -7,22 +7,29 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from eyas.chat import Sample
 from eyas.data.features import Features, read_features, text_key
 from eyas.data.samples import held_out_split, truncate
 from eyas.data.store import FeatureStore
+from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
 from eyas.files import write_text
-from eyas.heads.config import DRAFT_VOCABULARY
-from eyas.heads.start import new_head
+from eyas.heads.config import DRAFT_VOCABULARY, HeadOptions
+from eyas.heads.eagle3 import Eagle3Head
+from eyas.heads.files import tap_ids
+from eyas.heads.start import Start, head_from, new_head
 from eyas.heads.vocab import choose_vocabulary, count_tokens, coverage
 from eyas.progress import Interrupt, console, progress
 from eyas.target import Target
-from eyas.training.acceptance import Acceptance
 from eyas.training.checkpoint import STATE
 from eyas.training.config import TrainConfig
-from eyas.training.loop import Trainer
+from eyas.training.judge import EngineJudge
+from eyas.training.loop import Evaluation, Trainer
+from eyas.training.workers import Workers
 
 
 class Stored(Sequence[Features]):
@@ -42,37 +49,86 @@ class Stored(Sequence[Features]):
 
 def train(
     target: Target, samples: Sequence[Sample], out: Path, config: TrainConfig, *, features: Path,
-    held_out: float = 0.05, max_length: int = 1024,
-) -> Acceptance:  # fmt: skip
+    held_out: float = 0.05, max_length: int = 1024, track: Sequence[str] = (),
+) -> Evaluation:  # fmt: skip
     """Train a head for `target` on `samples` and leave the best one in `out`; a run in `out` is taken up where it stopped.
 
     `features` is the folder of the feature store: what it lacks is read from the target first. `held_out` is the share (or,
     from 1 on, the number) of texts that the run never sees, so that the head can be measured on them; as many again choose
-    the best head. Raises EyasError for data with nothing to learn from, or when `out` holds a run with other settings.
+    the best head. `track` names accelerate's trackers. Under `torchrun` every process calls this alike. Raises EyasError for
+    data with nothing to learn from, or when `out` holds a run with other settings.
     """
+    workers = Workers(target.device, precision=config.precision, shard=config.shard, track=track, out=out)
+    console.quiet = not workers.first
     cut = truncate(samples, max_length)
     if cut.dropped:
         console.print(f"{cut.dropped} texts have no supervised token within {max_length} tokens and are left out")
     rest, _ = held_out_split(cut.samples, held_out, seed=config.seed)
     learn, choose = held_out_split(rest, held_out, seed=config.seed + 1)
-    learn, choose = _settle(out, config, target, cut.samples, learn, choose)
-    with FeatureStore(features, target) as store:
-        _complete(store, target, [*learn, *choose])
-        counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
-        size = min(config.draft_vocab_size or DRAFT_VOCABULARY, target.vocab_size)
-        d2t = choose_vocabulary(counts, size)
-        supervised = sum(s.supervised for s in learn)
-        console.print(
-            f"{len(learn):,} texts to learn from ({supervised:,} supervised tokens), {len(choose)} to choose by; draft "
-            f"vocabulary {size:,} of {target.vocab_size:,} covers {100 * coverage(counts, d2t):.2f} % of them"
-        )
-        head = new_head(target, d2t, start=config.start, seed=config.seed)
-        trainer = Trainer(
-            head, Stored(store, [text_key(s) for s in learn]), Stored(store, [text_key(s) for s in choose]), config, out
-        )
-        if trainer.resume():
-            console.print(f"going on at step {trainer.step:,}, {trainer.elapsed / 60:.1f} minutes in")
+    with workers.first_alone():
+        learn, choose = _settle(out, config, target, cut.samples, learn, choose)
+        with FeatureStore(features, target) as store:
+            complete(store, target, [*learn, *choose])
+    counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
+    head = starting_head(target, config, counts)
+    supervised, size = sum(s.supervised for s in learn), len(head.d2t)
+    console.print(
+        f"{len(learn):,} texts to learn from ({supervised:,} supervised tokens), {len(choose)} to choose by; draft "
+        f"vocabulary {size:,} of {target.vocab_size:,} covers {100 * coverage(counts, head.d2t.cpu()):.2f} % of them"
+    )
+    tree = TreeShape.parse(config.eval_tree)
+    judge = EngineJudge.of(target, choose, config.eval_prompts, config.eval_tokens, tree)
+    trainer = Trainer(
+        head, Stored(store, [text_key(s) for s in learn]), Stored(store, [text_key(s) for s in choose]), config, out,
+        judge=judge if judge.prompts else None, workers=workers,
+    )  # fmt: skip
+    if trainer.resume():
+        console.print(f"going on at step {trainer.step:,}, {trainer.elapsed / 60:.1f} minutes in")
+    workers.begin_tracking(_flat(config.model_dump(mode="json")))
+    try:
         return trainer.run()
+    finally:
+        workers.end_tracking()
+
+
+def starting_head(target: Target, config: TrainConfig, counts: Tensor) -> Eagle3Head:
+    """The head that a run begins with; `counts` int64 [V] of the supervised tokens choose its vocabulary where it is new.
+
+    Raises EyasError when the settings contradict the head to start from.
+    """
+    size = min(config.draft_vocab_size or DRAFT_VOCABULARY, target.vocab_size)
+    if config.init_from in ("target", "random"):
+        start: Start = "warm" if config.init_from == "target" else "random"
+        return new_head(target, choose_vocabulary(counts, size), start=start, seed=config.seed, options=config.head)
+    if config.head != HeadOptions():
+        raise EyasError(f"the head that starts from {config.init_from} has its shape; leave out the settings under 'head'")
+    if config.remap_vocabulary:
+        return head_from(config.init_from, target, choose_vocabulary(counts, size), seed=config.seed)
+    head = head_from(config.init_from, target)
+    if config.draft_vocab_size not in (None, len(head.d2t)):
+        raise EyasError(
+            f"the head {config.init_from} has a draft vocabulary of {len(head.d2t)}, not {config.draft_vocab_size}; "
+            "set remap_vocabulary to choose another"
+        )
+    return head
+
+
+def taps_wanted(config: TrainConfig) -> tuple[int, ...] | None:
+    """The taps with which the target of a run must be loaded; None: its default ones."""
+    if config.init_from in ("target", "random"):
+        return config.head.taps
+    return tap_ids(config.init_from)
+
+
+def _flat(settings: dict[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested settings as one level of dotted names and plain values, as trackers take them."""
+    flat: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value if isinstance(value, int | float | str) else str(value)
+    return flat
 
 
 def _settle(
@@ -84,8 +140,9 @@ def _settle(
     Raises EyasError when that run had other settings or its texts are gone.
     """
     path = out / "train.json"
-    record = {
-        "command": shlex.join(sys.argv),
+    command = shlex.join(sys.argv)
+    record: dict[str, Any] = {
+        "commands": [command],
         "config": config.model_dump(mode="json"),
         "target": {"fingerprint": target.fingerprint, "weights": target.weights},
         "texts": {"learn": [text_key(s) for s in learn], "choose": [text_key(s) for s in choose]},
@@ -103,6 +160,8 @@ def _settle(
                         "name another folder, or delete it to begin anew"
                     )
         keys = before["texts"]["learn"], before["texts"]["choose"]
+        if before["commands"][-1] != command:
+            write_text(path, json.dumps({**before, "commands": [*before["commands"], command]}, indent=1))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EyasError(f"{path} cannot be read; delete {out} to begin anew") from error
     here = {text_key(s): s for s in given}
@@ -112,7 +171,7 @@ def _settle(
     return [here[key] for key in keys[0]], [here[key] for key in keys[1]]
 
 
-def _complete(store: FeatureStore, target: Target, samples: Sequence[Sample]) -> None:
+def complete(store: FeatureStore, target: Target, samples: Sequence[Sample]) -> None:
     """Read from the target the features that the store lacks."""
     missing = [s for s in samples if text_key(s) not in store]
     if not missing:

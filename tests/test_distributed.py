@@ -1,0 +1,51 @@
+"""Two processes (gloo, CPU) do what one does: the same gradients, the same weights, one head, one log."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.heads.files import load_head
+from tests.tiny import tiny_target
+from tests.two_processes import MICRO_BATCHES, STEPS, some_steps
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "tests/two_processes.py",
+        str(folder),
+    ]  # fmt: skip
+    root = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    accumulating = STEPS.model_copy(update={"accumulate": 2})
+    return some_steps(tmp_path_factory.mktemp("one"), accumulating, MICRO_BATCHES)
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["ddp", "fsdp2"])
+def test_two_processes_have_the_gradient_and_the_weights_of_one(shard: bool, two: Path, one: dict[str, torch.Tensor]) -> None:
+    result = torch.load(two / f"result-{shard}.pt", weights_only=True)
+    assert result.keys() == one.keys()
+    for name, tensor in one.items():
+        scale = float(tensor.float().abs().max()) + 1e-12
+        assert torch.allclose(result[name].float(), tensor.float(), atol=2e-5 * scale), name
+
+
+def test_a_run_of_two_processes_leaves_one_head_and_one_log(two: Path) -> None:
+    rows = [json.loads(line) for line in (two / "head/log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3] and sum("eval" in row for row in rows) == 1
+    assert load_head(two / "head", tiny_target("llama")).config.draft_vocab_size == 120
