@@ -1,22 +1,29 @@
 """From what the user calls a target to a directory or hub id that transformers can load.
 
 GGUF files are converted once into a plain Hugging Face directory (float32) in eyas' own cache: transformers reads them
-slowly, marks the model as quantised and then refuses to save it.
+slowly, marks the model as quantised and then refuses to save it. Shards without an index, which transformers does not find,
+get one in that cache, beside links to the files.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eyas.errors import EyasError, why_not_written
 from eyas.files import cache_dir, sha256
 from eyas.progress import console
+from eyas.shards import PICKLE, SAFETENSORS, index_path, numbered_shards
 
 EMBEDDED = "smollm2"
 CACHE_VERSION = "1"  # part of the cache key: raise it when the conversion below changes
@@ -37,10 +44,16 @@ def locate(spec: str) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise EyasError(f"target '{spec}': the directory holds no config.json, so it is no Hugging Face model")
-        return str(path)
+        return str(_with_index(path))
     if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
         raise EyasError(f"target '{spec}': no such directory")
     return spec
+
+
+def stored_dtype(location: str) -> str:
+    """The dtype, e.g. "bfloat16", that the weights of the model at `location` are stored in; float32 where none is told."""
+    dtype = AutoConfig.from_pretrained(location).get_text_config().dtype
+    return str(dtype or torch.float32).removeprefix("torch.")
 
 
 def _embedded_gguf() -> Path:
@@ -59,20 +72,56 @@ def _converted(gguf: Path) -> Path:
     if home.is_dir():
         return home
     console.print(f"converting {gguf.name} once (kept in {home})")
+    with _building(home) as work:
+        try:
+            _convert(gguf, work)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+            raise EyasError(f"cannot convert {gguf}: {why_not_written(error)}") from error
+    return home
+
+
+def _with_index(model: Path) -> Path:
+    """`model`, or a folder of links to its files with the index that its shards lack."""
+    found = (model / whole for whole in (SAFETENSORS, PICKLE))
+    if any(path.is_file() or index_path(model, path.name).is_file() for path in found):
+        return model
+    shards = numbered_shards(model, SAFETENSORS)
+    if not shards:
+        return model  # transformers tells what is missing
+    state = [str(model.resolve()), *[f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in sorted(model.iterdir())]]
+    home = cache_dir() / "targets" / f"{model.resolve().name}-{hashlib.sha256(repr(state).encode()).hexdigest()[:16]}-index"
+    if home.is_dir():
+        return home
+    index: dict[str, str] = {}
+    for shard in shards:
+        try:
+            with safe_open(shard, framework="pt") as file:
+                index.update(dict.fromkeys(file.keys(), shard.name))
+        except (SafetensorError, OSError) as error:
+            raise EyasError(f"{shard} is damaged: {str(error).splitlines()[0]}; copy it again") from error
+    with _building(home) as work:
+        for path in model.iterdir():
+            (work / path.name).symlink_to(path.resolve())
+        index_path(work, SAFETENSORS).write_text(json.dumps({"metadata": {}, "weight_map": index}), encoding="utf-8")
+    return home
+
+
+@contextmanager
+def _building(home: Path) -> Iterator[Path]:
+    """An empty folder that becomes `home` when the block ends well. Raises EyasError when the cache cannot be written."""
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=home.parent, prefix="converting-"))
     except OSError as error:
         raise EyasError(f"cannot write to {home.parent}: {error.strerror}; name another place with EYAS_CACHE") from error
     try:
-        _convert(gguf, work)
+        yield work
         if not home.is_dir():  # another process may have been quicker
             work.rename(home)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
-        raise EyasError(f"cannot convert {gguf}: {why_not_written(error)}") from error
+    except OSError as error:
+        raise EyasError(f"cannot write {home}: {why_not_written(error)}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return home
 
 
 def _convert(gguf: Path, out: Path) -> None:

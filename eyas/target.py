@@ -25,6 +25,7 @@ from eyas.kernels.attention import attend
 from eyas.kernels.packed import Weights, pack_linears
 from eyas.locate import locate
 
+MAX_HEAD_LAYERS = 4  # a head has at most so many; of the target's layers as many are kept unpacked to start it from
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -137,7 +138,7 @@ class Target:
     `tokenizer`, `hidden_size` H, `vocab_size` V, `num_layers`, `max_length` (context limit, tokens), `tap_ids`, `eos_ids`,
     `layer_shapes` (what each layer caches), `weights` (how the products are packed). What heads start from:
     `embedding` [V, H], `lm_head_weight` [V, H] (the embedding itself where tied), `final_norm_weight` [H] or None, and
-    `last_layer`, the last decoder layer's parameters by their names inside it, e.g. `self_attn.q_proj.weight`.
+    `last_layers`.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Target:
         self.layer_shapes = self._probe()
         # Heads start from these; packing replaces the modules that hold them.
         self.lm_head_weight: Tensor = self._head.weight
-        self.last_layer: dict[str, Tensor] = dict(self._base.layers[-1].named_parameters())
+        self._last_layers = [dict(layer.named_parameters()) for layer in self._base.layers[-MAX_HEAD_LAYERS:]]
         self.final_norm_weight: Tensor | None = getattr(self._base.norm, "weight", None)
         self.weights: Weights = weights
         if weights != "stock":
@@ -267,6 +268,10 @@ class Target:
     def embedding(self) -> Tensor:
         """The input embedding [V, H]."""
         return self.model.get_input_embeddings().weight
+
+    def last_layers(self, count: int) -> list[dict[str, Tensor]]:
+        """The parameters of the last `count` decoder layers, by their names inside a layer (`self_attn.q_proj.weight`)."""
+        return self._last_layers[-count:]
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

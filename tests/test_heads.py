@@ -16,10 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.errors import EyasError
 from eyas.heads.eagle3 import Eagle3Head
-from eyas.heads.files import WEIGHTS, head_hash, load_head, save_head
+from eyas.heads.files import head_hash, load_head, save_head
 from eyas.heads.rope import inverse_frequencies, rotate
 from eyas.heads.start import new_head
 from eyas.heads.vocab import choose_vocabulary, count_tokens, coverage
+from eyas.shards import SAFETENSORS as WEIGHTS
 from eyas.target import Target, default_taps
 from tests.test_unroll import FAMILIES, random_head
 from tests.tiny import FAMILIES as SHAPES
@@ -72,7 +73,7 @@ def put(name: str, tensor: torch.Tensor) -> Callable[[Path], None]:
 def edit(**values: object) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
-        config["eyas_head"].update(values)
+        config.update(values)
         (folder / "config.json").write_text(json.dumps(config))
 
     return change
@@ -89,12 +90,12 @@ BROKEN = {
     "no weights": (lambda f: (f / WEIGHTS).unlink(), "no model.safetensors"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
     "a broken config": (lambda f: (f / "config.json").write_text("{"), "damaged"),
-    "a foreign config": (lambda f: (f / "config.json").write_text("{}"), "no head that eyas wrote"),
-    "a config that is no object": (lambda f: (f / "config.json").write_text("5"), "no head that eyas wrote"),
+    "an empty config": (lambda f: (f / "config.json").write_text("{}"), "hidden_size: Field required"),
+    "a config that is no object": (lambda f: (f / "config.json").write_text("5"), "no JSON object"),
     "offsets that are no integers": (put("d2t", torch.zeros(120)), "int64"),
-    "a rope without its parts": (edit(rope={"rope_type": "llama3", "rope_theta": 1e4}), "rope"),
+    "a rope without its parts": (edit(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}), "rope"),
     "heads that do not divide": (edit(num_key_value_heads=3), "evenly"),
-    "other taps": (edit(tap_ids=[1, 4, 5]), "taps"),
+    "other taps": (edit(eagle_aux_hidden_state_layer_ids=[1, 4, 6], eagle_config={}), "taps=[1, 4, 6]"),
 }
 
 

@@ -11,6 +11,7 @@ from eyas.chat import Sample
 from eyas.data.batches import Batch
 from eyas.data.features import Features, read_features
 from eyas.decoding.drafters import Eagle3Drafter
+from eyas.heads.config import HeadOptions
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.start import new_head
 from eyas.heads.vocab import choose_vocabulary
@@ -36,20 +37,32 @@ def some_texts(target: Target) -> list[Features]:
     return [read_features(target, s, top_k=VOCAB) for s in samples]
 
 
-def random_head(target: Target, draft_vocab: int = 120) -> Eagle3Head:
-    head = new_head(target, choose_vocabulary(torch.zeros(VOCAB, dtype=torch.long), draft_vocab), start="random")
+def random_head(target: Target, draft_vocab: int = 120, **options: object) -> Eagle3Head:
+    d2t = choose_vocabulary(torch.zeros(VOCAB, dtype=torch.long), draft_vocab)
+    head = new_head(target, d2t, start="random", options=HeadOptions(**options))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():  # larger than at the start of training, so that a wrong state or position shows
         for parameter in head.parameters():
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
+            else:
+                parameter.copy_(1 + torch.randn(parameter.shape, generator=generator) * 0.2)
     return head
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_step_k_of_the_unroll_is_the_kth_step_of_drafting(family: str) -> None:
+OPTIONS: list[dict[str, object]] = [
+    {"fc_norm": True, "norm_output": True},
+    {"norm_output": True, "num_layers": 2},
+    {"qk_norm": True},
+    {"hidden_size": 48},
+    {"num_layers": 3, "qk_norm": True, "fc_norm": True, "hidden_size": 80, "intermediate_size": 56},
+]
+
+
+@pytest.mark.parametrize(("family", "options"), [*((f, {}) for f in FAMILIES), *(("qwen3", o) for o in OPTIONS)])
+def test_step_k_of_the_unroll_is_the_kth_step_of_drafting(family: str, options: dict[str, object]) -> None:
     target = tiny_target(family)
-    head = random_head(target)
+    head = random_head(target, **options)
     texts = some_texts(target)
     batch = Batch.of(texts)
     masks = loss_masks(head, batch, STEPS)

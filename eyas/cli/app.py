@@ -7,6 +7,7 @@ import typer
 from eyas.cli.bench import app as bench
 from eyas.cli.data import show
 from eyas.cli.demo import demo
+from eyas.cli.export import export
 from eyas.cli.generate import generate
 from eyas.cli.respond import respond
 from eyas.cli.train import train
@@ -23,6 +24,7 @@ app.command()(demo)
 app.command()(respond)
 app.command()(train)
 app.command()(generate)
+app.command()(export)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from eyas.decoding.cache import KVCache
+from eyas.decoding.cache import KVCache, SlotView
 from eyas.errors import EyasError
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.kernels.attention import attend
@@ -74,7 +74,8 @@ class Eagle3Drafter:
 
     def allocate(self, rows: int, length: int, scratch: int) -> None:
         weight = self.head.norm.weight
-        self._cache = KVCache([self._shape], rows, length + scratch, dtype=weight.dtype, device=weight.device)
+        shapes = [self._shape] * self.head.config.num_layers
+        self._cache = KVCache(shapes, rows, length + scratch, dtype=weight.dtype, device=weight.device)
 
     def share(self, source: int, to: int, count: int) -> None:
         self.cache.share(source, to, count)
@@ -127,14 +128,16 @@ class Eagle3Drafter:
         mask = torch.arange(view.end, device=tokens.device) <= slots[..., None]  # [B, M, K]
         return self._step(self.head.fuse(taps.to(self.head.norm.weight.dtype)), tokens, slots, view, mask)
 
-    def _step(self, states: Tensor, tokens: Tensor, positions: Tensor, view: object, mask: Tensor) -> Tensor:
-        """One pass of the head's layer: states [B, Q, h] -> [B, Q, h]; `mask` bool [B, Q, K]."""
+    def _step(self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor) -> Tensor:
+        """One pass of the head's layers: states [B, Q, h] -> [B, Q, h]; `mask` bool [B, Q, K]."""
         head = self.head
-        x = head.mix(states, tokens)  # [B, Q, 2h]
-        keys, values = head.keys_values(x, positions)
-        keys, values = view.append(0, keys.transpose(1, 2), values.transpose(1, 2))  # type: ignore[attr-defined]
-        queries = head.queries(x, positions).transpose(1, 2)  # [B, heads, Q, head_dim]
-        return head.finish(states, attend(queries, keys, values, mask[:, None], self._scale))
+        for layer in range(head.config.num_layers):
+            x = head.read(layer, states, tokens)  # [B, Q, 2h], later [B, Q, h]
+            keys, values = head.keys_values(layer, x, positions)
+            keys, values = view.append(layer, keys.transpose(1, 2), values.transpose(1, 2))
+            queries = head.queries(layer, x, positions).transpose(1, 2)  # [B, heads, Q, head_dim]
+            states = head.finish(layer, states, attend(queries, keys, values, mask[:, None], self._scale))
+        return head.hand_on(states)
 
 
 def committed_mask(lengths: Tensor, queries: int, keys: int) -> Tensor:

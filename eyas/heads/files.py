@@ -1,142 +1,194 @@
-"""A head on disk: `config.json` and `model.safetensors` in the authors' layout, which serving engines read as it stands."""
+"""The door to heads on disk: every public layout is read, our own is written.
+
+Our own is a flat `config.json` and `model.safetensors` under the authors' names, which serving engines read as it stands.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from eyas.errors import EyasError
 from eyas.files import replacing, sha256, write_text
+from eyas.heads.checkpoint import CONFIG, Checkpoint, read_checkpoint, read_raw_config
 from eyas.heads.config import HeadConfig
+from eyas.heads.eagle1 import Eagle1Head
 from eyas.heads.eagle3 import Eagle3Head
+from eyas.heads.layouts import eagle1, flat, modelopt, speculators
+from eyas.heads.layouts.names import spelling, to_ours
+from eyas.heads.layouts.record import write_record
+from eyas.heads.layouts.taps import read_taps
+from eyas.shards import PICKLE, SAFETENSORS, weight_files
 from eyas.target import Target
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-_FORMAT = "eyas_head"  # the key of config.json under which the whole HeadConfig stands
+__all__ = [
+    "Checkpoint", "head_hash", "load_eagle1_head", "load_head", "read_checkpoint", "save_head", "stored_tensors", "tap_ids",
+    "write_head",
+]  # fmt: skip
+
+EMBEDDING = "embed_tokens.weight"
+_READERS: dict[str, Callable[[dict[str, Any], dict[str, Tensor], Target], HeadConfig]] = {
+    "eyas": flat.read,
+    "specforge": flat.read,
+    "safeailab": flat.read,
+    "modelopt": modelopt.read,
+    "speculators": speculators.read,
+}
 
 
-def save_head(head: Eagle3Head, folder: Path | str) -> None:
+def load_head(folder: Path | str, target: Target) -> Eagle3Head:
+    """Read the EAGLE-3 head in `folder`, of any public layout, for `target`; float32, on the target's device.
+
+    Every tensor is used and every parameter set, or the load fails. An embedding equal to the target's is the target's.
+    Raises EyasError, in one line, for a missing or damaged file, a missing or left-over tensor, a wrong shape, a variant of
+    the network that eyas does not know, or a head that was made for another target.
+    """
+    checkpoint = read_checkpoint(folder, target.device)
+    if eagle1.is_eagle1(checkpoint):
+        raise EyasError(f"{checkpoint.folder} holds an EAGLE-1 head; an EAGLE-3 head is wanted here")
+    with _about(checkpoint.folder):
+        tensors = _without_targets_embedding(to_ours(checkpoint.tensors), target)
+        config = _READERS[checkpoint.layout](checkpoint.config, tensors, target)
+    config.check_target(target)
+    with _about(checkpoint.folder):
+        head = Eagle3Head(config, target.embedding.float(), _vocabulary(config, tensors).to(target.device))
+        _fill(head, tensors, spelling(checkpoint.tensors), derived=("d2t", "t2d"))
+    return head.to(target.device).eval()
+
+
+def load_eagle1_head(folder: Path | str, target: Target) -> Eagle1Head:
+    """Read the EAGLE-1 (or EAGLE-2) head in `folder` for `target`, as `load_head` does."""
+    checkpoint = read_checkpoint(folder, target.device)
+    if not eagle1.is_eagle1(checkpoint):
+        raise EyasError(f"{checkpoint.folder} holds no EAGLE-1 head")
+    with _about(checkpoint.folder):
+        tensors = _without_targets_embedding(checkpoint.tensors, target)
+        config = eagle1.read(checkpoint.config, tensors)
+    config.check_target(target)
+    with _about(checkpoint.folder):
+        head = Eagle1Head(config, target.embedding.float())
+        _fill(head, tensors)
+    return head.to(target.device).eval()
+
+
+def save_head(head: Eagle3Head | Eagle1Head, folder: Path | str) -> None:
     """Write `head` to `folder`, replacing what is there only when the new files are whole.
 
     Raises EyasError when the disk is full or the folder cannot be written.
     """
-    folder = Path(folder)
+    dtype = str(head.fc.weight.dtype).removeprefix("torch.")
+    config = eagle1.write(head.config, dtype) if isinstance(head, Eagle1Head) else flat.write(head.config, dtype)
+    write_head(Path(folder), {**config, **write_record(head.config)}, stored_tensors(head))
+
+
+def stored_tensors(head: Eagle3Head | Eagle1Head) -> dict[str, Tensor]:
+    """What of `head` is written, by our names, on the CPU; the maps of a whole vocabulary are left out as everywhere."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    with replacing(folder / WEIGHTS) as part:
-        save_file(tensors, part, metadata={"format": "pt"})
+    if isinstance(head, Eagle3Head) and not head.d2t.any() and bool(head.t2d.all()):
+        del tensors["d2t"], tensors["t2d"]
+    return tensors
+
+
+def write_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], *, weights: str = SAFETENSORS) -> None:
+    """Write a config.json and the file `weights` ("model.safetensors" or "pytorch_model.bin") to `folder`."""
+    with replacing(folder / weights) as part:
+        if weights == PICKLE:
+            torch.save(tensors, part)
+        else:
+            save_file(tensors, part, metadata={"format": "pt"})
         part.chmod(0o644)  # a server may run as another user
-    write_text(folder / CONFIG, json.dumps(engine_config(head.config), indent=2))
+    write_text(folder / CONFIG, json.dumps(config, indent=2))
 
 
-def engine_config(config: HeadConfig) -> dict[str, Any]:
-    """config.json: the keys serving engines read, and our own record of the head under one key of its own."""
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": config.hidden_size,
-        "target_hidden_size": config.target_hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "num_hidden_layers": 1,
-        "vocab_size": config.vocab_size,
-        "draft_vocab_size": config.draft_vocab_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope.get("rope_theta", 10000.0),
-        "rope_parameters": config.rope,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "norm_before_residual": config.norm_before_residual,
-        "torch_dtype": "float32",
-        # one convention a place: vLLM and llama.cpp read the top level as it stands, SGLang adds one to eagle_config's
-        "eagle_aux_hidden_state_layer_ids": list(config.tap_ids),
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [t - 1 for t in config.tap_ids]},
-        _FORMAT: config.model_dump(mode="json"),
-    }
-
-
-def load_head(folder: Path | str, target: Target) -> Eagle3Head:
-    """Read the head in `folder` for `target`: every tensor is used and every parameter set, or the load fails.
-
-    Raises EyasError, in one line, for a missing or damaged file, a missing or left-over tensor, a wrong shape or a head
-    that was made for another target.
-    """
+def tap_ids(folder: Path | str) -> tuple[int, ...] | None:
+    """The taps that the head in `folder` names, to load its target with; None where it leaves them to the default."""
     folder = Path(folder)
-    config = read_config(folder)
-    config.check_target(target)
-    try:
-        tensors = load_file(folder / WEIGHTS, device=str(target.device))
-    except FileNotFoundError:
-        raise EyasError(f"the head {folder} has no {WEIGHTS}") from None
-    except (SafetensorError, OSError) as error:
-        raise EyasError(f"{folder / WEIGHTS} is damaged: {str(error).splitlines()[0]}; train or copy it again") from error
-    d2t = tensors.get("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long, device=target.device))
-    if "d2t" not in tensors and config.draft_vocab_size != config.vocab_size:
-        raise EyasError(f"the head {folder} has a reduced vocabulary but no tensor 'd2t' that says which one")
-    _check_vocabulary(folder, config, d2t, tensors.get("t2d"))
-    head = Eagle3Head(config, target.embedding.float(), d2t)
-    wanted = head.state_dict()
-    for name in sorted(wanted.keys() | tensors.keys()):
-        if name not in tensors:
-            if name in ("d2t", "t2d"):  # derived above
-                continue
-            raise EyasError(f"the head {folder} lacks the tensor '{name}'")
-        if name not in wanted:
-            raise EyasError(f"the head {folder} holds the tensor '{name}', which no EAGLE-3 head has")
-        if tensors[name].shape != wanted[name].shape:
-            raise EyasError(
-                f"the head {folder}: tensor '{name}' has shape {list(tensors[name].shape)}, its config says "
-                f"{list(wanted[name].shape)}"
-            )
-    head.load_state_dict({**wanted, **tensors})
-    return head.to(target.device).eval()
-
-
-def read_config(folder: Path | str) -> HeadConfig:
-    """The configuration of the head in `folder`. Raises EyasError when there is none or it makes no sense."""
-    path = Path(folder) / CONFIG
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise EyasError(f"no head in {folder}: {CONFIG} is missing") from None
-    except (OSError, ValueError) as error:
-        raise EyasError(f"{path} is damaged: {error}") from error
-    if not isinstance(raw, dict) or not isinstance(raw.get(_FORMAT), dict):
-        raise EyasError(f"{path} describes no head that eyas wrote")
-    try:
-        return HeadConfig(**raw[_FORMAT])
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise EyasError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
+    with _about(folder):
+        return read_taps(read_raw_config(folder))
 
 
 def head_hash(folder: Path | str) -> str:
     """12 hex digits naming the weights in `folder`; reported with every number measured with them."""
-    return sha256(Path(folder) / WEIGHTS)[:12]
+    digests = [sha256(path) for path in weight_files(Path(folder))]
+    return (digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest())[:12]
 
 
-def _check_vocabulary(folder: Path, config: HeadConfig, d2t: torch.Tensor, t2d: torch.Tensor | None) -> None:
-    """The two maps must be there in full, point into the target's vocabulary, and agree."""
+@contextmanager
+def _about(folder: Path) -> Iterator[None]:
+    """Faults found while reading the head in `folder`, told in one line that names it."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise EyasError(f"the head {folder}: {where + ': ' if where else ''}{first['msg']}") from error
+    except EyasError as error:
+        raise EyasError(f"the head {folder}: {error}") from error
+
+
+def _without_targets_embedding(tensors: dict[str, Tensor], target: Target) -> dict[str, Tensor]:
+    """`tensors` without an embedding that is the target's own, in whatever precision it is stored."""
+    embedding = tensors.get(EMBEDDING)
+    if embedding is None or embedding.shape != target.embedding.shape:
+        return tensors
+    if not torch.equal(embedding, target.embedding.to(embedding.dtype)):
+        return tensors
+    return {name: tensor for name, tensor in tensors.items() if name != EMBEDDING}
+
+
+def _vocabulary(config: HeadConfig, tensors: dict[str, Tensor]) -> Tensor:
+    """`d2t` int64 [D]; the maps must be there in full, point into the target's vocabulary, and agree."""
+    t2d = tensors.get("t2d")
+    if "d2t" not in tensors:
+        if config.draft_vocab_size != config.vocab_size:
+            raise EyasError("it has a reduced vocabulary but no tensor 'd2t' that says which one")
+        d2t = torch.zeros(config.vocab_size, dtype=torch.long)
+    else:
+        d2t = tensors["d2t"]
     if d2t.shape != (config.draft_vocab_size,) or d2t.dtype != torch.long:
-        raise EyasError(
-            f"the head {folder}: d2t is {d2t.dtype} of shape {list(d2t.shape)}, not int64 of [{config.draft_vocab_size}]"
-        )
+        raise EyasError(f"d2t is {d2t.dtype} of shape {list(d2t.shape)}, not int64 of [{config.draft_vocab_size}]")
     ids = Eagle3Head.draft_ids(d2t)
     if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size or len(ids.unique()) != len(ids):
         raise EyasError(
-            f"the head {folder}: d2t does not map draft ids one to one into the target's {config.vocab_size} tokens "
+            f"d2t does not map draft ids one to one into the target's {config.vocab_size} tokens "
             "(it must hold offsets: target id = draft id + d2t)"
         )
-    if t2d is not None and (int(t2d.sum()) != len(ids) or not bool(t2d[ids].all())):
-        raise EyasError(f"the head {folder}: t2d and d2t name different tokens")
+    if t2d is not None and t2d.shape != (config.vocab_size,):
+        raise EyasError(f"t2d has shape {list(t2d.shape)}, not [{config.vocab_size}]")
+    if t2d is not None and (int(t2d.sum()) != len(ids) or not bool(t2d.to(ids.device)[ids].all())):
+        raise EyasError("t2d and d2t name different tokens")
+    return d2t
+
+
+def _fill(
+    network: nn.Module, tensors: dict[str, Tensor], spelt: Callable[[str], str] = str, derived: tuple[str, ...] = ()
+) -> None:
+    """Set every parameter and buffer of `network` from `tensors`, using each one; the `derived` ones may be absent.
+
+    `spelt` gives a tensor's name as the file has it.
+    """
+    wanted = network.state_dict()
+    for name in sorted(wanted.keys() | tensors.keys()):
+        if name not in tensors:
+            if name in derived:
+                continue
+            raise EyasError(f"it lacks the tensor '{spelt(name)}'")
+        tensor = tensors[name]
+        if name not in wanted:
+            raise EyasError(f"it holds the tensor '{spelt(name)}', for which the network has no place")
+        if tensor.shape != wanted[name].shape:
+            raise EyasError(
+                f"tensor '{spelt(name)}' has shape {list(tensor.shape)}, its config says {list(wanted[name].shape)}"
+            )
+        if wanted[name].is_floating_point() and tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise EyasError(f"tensor '{spelt(name)}' is {tensor.dtype}; quantised heads are not supported")
+    network.load_state_dict({**wanted, **tensors})

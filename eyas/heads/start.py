@@ -1,26 +1,31 @@
-"""Where training begins: random weights, or weights borrowed from the target (the warm start)."""
+"""Where training begins: random weights, weights borrowed from the target (the warm start), or another head's."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from eyas.heads.config import HeadConfig
-from eyas.heads.eagle3 import Eagle3Head
+from eyas.heads.config import HeadConfig, HeadOptions
+from eyas.heads.eagle3 import DraftLayer, Eagle3Head
+from eyas.heads.files import load_head
 from eyas.target import Target
 
 Start = Literal["warm", "random"]
 
 
-def new_head(target: Target, d2t: Tensor, *, start: Start = "warm", seed: int = 0) -> Eagle3Head:
+def new_head(
+    target: Target, d2t: Tensor, *, start: Start = "warm", seed: int = 0, options: HeadOptions | None = None
+) -> Eagle3Head:
     """A head for `target` with draft vocabulary offsets `d2t` int64 [D], float32, on the target's device.
 
-    "warm" takes `lm_head` rows, the final norm and the last decoder layer from the target, where its shapes are a Llama
-    layer's; parameters the target has no counterpart for stay random.
+    "warm" takes `lm_head` rows, the final norm and the last decoder layers from the target, where its shapes are a Llama
+    layer's, and for an embedding of the head's own the principal components of the target's; parameters the target has no
+    counterpart for stay random.
     """
-    config = HeadConfig.for_target(target, draft_vocab_size=len(d2t))
+    config = HeadConfig.for_target(target, draft_vocab_size=len(d2t), options=options)
     generator = torch.Generator().manual_seed(seed)
     head = Eagle3Head(config, target.embedding.float(), d2t.to(target.device))
     with torch.no_grad():
@@ -34,33 +39,76 @@ def new_head(target: Target, d2t: Tensor, *, start: Start = "warm", seed: int = 
     return head.to(target.device)
 
 
+def head_from(folder: Path | str, target: Target, d2t: Tensor | None = None, *, seed: int = 0) -> Eagle3Head:
+    """The head in `folder` as the start for `target`, float32; with `d2t` int64 [D] its vocabulary becomes that one.
+
+    A token that the old vocabulary holds keeps its row of `lm_head`; a new one takes the target's where the widths agree,
+    else a random one. Raises EyasError when the head does not fit the target.
+    """
+    head = load_head(folder, target).float()
+    if d2t is None:
+        return head.train()
+    wanted, had = head.draft_ids(d2t.to(target.device)), head.draft_ids(head.d2t)  # [D], [D before]
+    config = HeadConfig(**{**head.config.model_dump(), "draft_vocab_size": len(d2t)})
+    remapped = Eagle3Head(config, target.embedding.float(), d2t.to(target.device)).to(target.device)
+    weights = head.state_dict()
+    rows = torch.randn(len(wanted), config.hidden_size, generator=torch.Generator().manual_seed(seed)) * 0.02
+    rows = rows.to(target.device)
+    source = target.lm_head_weight
+    if source.shape[-1] == config.hidden_size and source.is_floating_point():
+        rows = source[wanted].float()
+    place = torch.full((config.vocab_size,), -1, device=wanted.device)  # [V]: a token's row in the old vocabulary
+    place[had] = torch.arange(len(had), device=had.device)
+    known = place[wanted] >= 0  # [D]
+    rows[known] = weights["lm_head.weight"][place[wanted[known]]]
+    remapped.load_state_dict({**weights, "lm_head.weight": rows, "d2t": remapped.d2t, "t2d": remapped.t2d})
+    return remapped.train()
+
+
 def _warm(head: Eagle3Head, target: Target) -> None:
     """Copy what the target has a counterpart for.
 
-    The layer is the target's last; the query, key and value projections read [embedding, state], so its weights go to the
-    state half and the embedding half starts at zero. The fusion passes the high tap through.
+    The head's last layer is the target's last, the one before it the target's last but one, and so on. The first one's query,
+    key and value projections read [embedding, state], so the weights go to the state half and the embedding half starts at
+    zero. The fusion passes the high tap through.
     """
-    h = head.config.hidden_size
-    head.lm_head.weight.copy_(target.lm_head_weight[head.draft_ids(head.d2t)])
-    if target.final_norm_weight is not None:
-        _copy(head.norm.weight, target.final_norm_weight)
-    layer = target.last_layer
-    for name in ("q_proj", "k_proj", "v_proj"):
-        projection = getattr(head.midlayer.self_attn, name).weight  # [out, 2h]
-        source = layer.get(f"self_attn.{name}.weight")
-        if source is not None and source.shape == projection[:, h:].shape:
-            projection[:, :h].zero_()
-            projection[:, h:].copy_(source)
-    for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-        _copy(head.midlayer.get_parameter(f"{name}.weight"), layer.get(f"{name}.weight"))
-    _copy(head.midlayer.hidden_norm.weight, layer.get("input_layernorm.weight"))
-    _copy(head.midlayer.post_attention_layernorm.weight, layer.get("post_attention_layernorm.weight"))
-    high = head.fc.weight[:, -head.config.target_hidden_size :]  # [h, H], the high tap's part
-    if high.shape[0] == high.shape[1]:
-        head.fc.weight[:, : -head.config.target_hidden_size].zero_()
+    config = head.config
+    h = config.hidden_size
+    if target.lm_head_weight.shape[-1] == h and target.lm_head_weight.is_floating_point():
+        head.lm_head.weight.copy_(target.lm_head_weight[head.draft_ids(head.d2t)])
+    _copy(head.norm.weight, target.final_norm_weight)
+    for layer, source in zip(head.decoder_layers, target.last_layers(config.num_layers), strict=True):
+        _warm_layer(layer, source, h)
+    high = head.fc.weight[:, -config.target_hidden_size :]  # [h, H], the high tap's part
+    if config.own_embedding and head.embed_tokens is not None:
+        components = _principal(target.embedding.float(), h)  # [H, h]
+        head.embed_tokens.weight.copy_(target.embedding.float() @ components)
+    elif h == config.target_hidden_size:
+        head.fc.weight[:, : -config.target_hidden_size].zero_()
         high.copy_(torch.eye(h))
 
 
+def _warm_layer(layer: DraftLayer, source: dict[str, Tensor], h: int) -> None:
+    """Copy a layer of the target into a layer of the head, where the shapes agree."""
+    for name in ("q_proj", "k_proj", "v_proj"):
+        projection = getattr(layer.self_attn, name).weight  # [out, 2h], later [out, h]
+        given = source.get(f"self_attn.{name}.weight")
+        if given is not None and given.is_floating_point() and given.shape == projection[:, -h:].shape:
+            projection.zero_()
+            projection[:, -h:].copy_(given)
+    for name, parameter in layer.named_parameters():
+        if name.startswith(("self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "mlp", "post_attention")):
+            _copy(parameter, source.get(name))
+    norm = getattr(layer, "hidden_norm", layer.input_layernorm)  # of what the target's layer reads: the state
+    _copy(norm.weight, source.get("input_layernorm.weight"))
+
+
 def _copy(parameter: Tensor, source: Tensor | None) -> None:
-    if source is not None and source.shape == parameter.shape:
+    if source is not None and source.is_floating_point() and source.shape == parameter.shape:
         parameter.copy_(source)
+
+
+def _principal(embedding: Tensor, width: int) -> Tensor:
+    """The `width` directions [H, width] that keep most of an embedding [V, H] (at most H of them; the rest are zero)."""
+    directions = torch.linalg.eigh(embedding.T @ embedding).eigenvectors.flip(-1)[:, :width]  # [H, min(width, H)]
+    return torch.nn.functional.pad(directions, (0, width - directions.shape[1]))

@@ -19,13 +19,34 @@ from eyas.training.attention import unroll_attention
 
 
 class Step(NamedTuple):
-    """One step's predictions: `slots` int64 [n] that carry loss, draft `logits` [n, D], the tokens they stand for
-    `token_index` int64 [n] (places in `batch.tokens`) and their `teacher_row` int64 [n]."""
+    """One step's predictions: `slots` int64 [n] that carry loss, the `states` [n, h] they hand on, draft `logits` [n, D], the
+    tokens they stand for `token_index` int64 [n] (places in `batch.tokens`) and their `teacher_row` int64 [n]."""
 
     slots: Tensor
+    states: Tensor
     logits: Tensor
     token_index: Tensor
     teacher_row: Tensor
+
+
+class LayerMemory:
+    """What one layer's queries attend over: step 0's keys and values of all slots, and of each later step those that it made
+    at the slots still in the unroll."""
+
+    def __init__(self, head: Eagle3Head, batch: Batch, keys: Tensor, values: Tensor) -> None:
+        self.text_slots, self.scale = batch.text_slots, head.config.head_dim**-0.5
+        self.keys, self.values = keys, values  # [T, kv, d]
+        self.own: list[tuple[Tensor, Tensor]] = []  # a step's [n, kv, d]
+
+    def keep(self, staying: Tensor) -> None:
+        """Forget the slots that leave the unroll; `staying` bool [n]."""
+        self.own = [(k[staying], v[staying]) for k, v in self.own]
+
+    def attend(self, queries: Tensor, slots: Tensor) -> Tensor:
+        """Attend from `slots` int64 [n] with `queries` [n, heads, d] -> [n, heads, d]."""
+        if not len(slots):
+            return queries
+        return unroll_attention(queries, self.keys, self.values, self.own, slots, self.text_slots, self.scale)
 
 
 def loss_masks(head: Eagle3Head, batch: Batch, steps: int) -> Tensor:
@@ -38,28 +59,38 @@ def unroll(head: Eagle3Head, batch: Batch, masks: Tensor) -> Iterator[Step]:
 
     A step that nothing is asked of yields empty logits.
     """
-    scale = head.config.head_dim**-0.5
     needed = masks.flip(0).cumsum(0).flip(0) > 0  # [steps, T]: asked for at this step or later
     slots = needed[0].nonzero()[:, 0]  # [n]
-    fused = head.fuse(batch.taps)  # [T, h]
-    x = head.mix(fused, batch.tokens[batch.place + 1])  # [T, 2h]
-    keys, values = head.keys_values(x, batch.positions)  # [T, kv, d]
-    states = fused[slots]  # [n, h]
-    own: list[tuple[Tensor, Tensor]] = []
+    states, memories = _first_step(head, batch, slots)
     for i in range(len(masks)):
-        if i == 0:
-            queries = head.queries(x[slots], batch.positions[slots])
-        else:
+        if i:
             staying = needed[i, slots]  # [n]
             slots, states = slots[staying], states[staying]
-            own = [(k[staying], v[staying]) for k, v in own]
-            positions = batch.positions[slots] + i
-            x = head.mix(states, batch.tokens[batch.place[slots] + 1 + i])  # [n, 2h]
-            own.append(head.keys_values(x, positions))
-            queries = head.queries(x, positions)
-        if len(slots):
-            attended = unroll_attention(queries, keys, values, own, slots, batch.text_slots, scale)
-            states = head.finish(states, attended)  # [n, h]
+            positions, tokens = batch.positions[slots] + i, batch.tokens[batch.place[slots] + 1 + i]
+            for layer, memory in enumerate(memories):
+                memory.keep(staying)
+                x = head.read(layer, states, tokens)  # [n, 2h], later [n, h]
+                memory.own.append(head.keys_values(layer, x, positions))
+                states = head.finish(layer, states, memory.attend(head.queries(layer, x, positions), slots))
+            states = head.hand_on(states)
         asked = masks[i, slots]  # [n]
         token_index = batch.place[slots[asked]] + 2 + i
-        yield Step(slots[asked], head.logits(states[asked]), token_index, batch.teacher_row[token_index])
+        yield Step(slots[asked], states[asked], head.logits(states[asked]), token_index, batch.teacher_row[token_index])
+
+
+def _first_step(head: Eagle3Head, batch: Batch, slots: Tensor) -> tuple[Tensor, list[LayerMemory]]:
+    """Step 0: the states [n, h] handed on at `slots`, and what each layer's later queries attend over.
+
+    Every slot is a key of every layer, so all but the last layer run over all slots; the last one's queries do not.
+    """
+    everywhere = torch.arange(len(batch.place), device=slots.device)  # [T]
+    states, tokens = head.fuse(batch.taps), batch.tokens[batch.place + 1]  # [T, h], [T]
+    memories = []
+    for layer in range(head.config.num_layers):
+        x = head.read(layer, states, tokens)  # [T, 2h], later [T, h]
+        memory = LayerMemory(head, batch, *head.keys_values(layer, x, batch.positions))
+        asking = slots if layer == head.config.num_layers - 1 else everywhere
+        queries = head.queries(layer, x[asking], batch.positions[asking])
+        states = head.finish(layer, states[asking], memory.attend(queries, asking))
+        memories.append(memory)
+    return head.hand_on(states), memories

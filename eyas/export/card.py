@@ -1,0 +1,69 @@
+"""The README of an exported head: the command that serves it, and a model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from eyas.bench.arithmetic import tau_of
+from eyas.bench.figures import RaceReport
+from eyas.errors import EyasError
+from eyas.export.engine import Engine, Order
+from eyas.heads.files import head_hash
+from eyas.target import Target
+
+
+def write_card(engine: Engine, order: Order, folder: Path, place: Path, *, report: Path | None, licence: str | None) -> str:
+    """The text of the README for the head in `folder`, exported to `place`.
+
+    Raises EyasError when the report is missing, or measured another head or target.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("eyas.export"), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    return environment.get_template("README.md.j2").render(
+        engine=engine,
+        config=order.config,
+        target=order.target.name,
+        dtype=order.dtype,
+        parameters=sum(t.numel() for t in order.tensors.values() if t.is_floating_point()),
+        command=engine.serving(order, place),
+        weights=head_hash(folder),
+        training=training_record(folder),
+        race=race_of(report, folder, order.target) if report else None,
+        licence=licence,
+    )
+
+
+def training_record(folder: Path) -> dict[str, Any] | None:
+    """What the trainer wrote beside a head, `train.json`; None for a head from elsewhere."""
+    path = folder / "train.json"
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EyasError(f"{path} is damaged: {error}") from error
+    return record if isinstance(record, dict) else None
+
+
+def race_of(path: Path, folder: Path, target: Target) -> dict[str, Any]:
+    """The report's conditions, and tau of every suite with its number of answers, for the head in `folder`."""
+    report = RaceReport.read(path)
+    if report.conditions.fingerprint != target.fingerprint:
+        raise EyasError(f"{path} is a race on another target ({report.conditions.target}), not on '{target.name}'")
+    wanted = head_hash(folder)
+    names = [name for name, figures in report.speculative.items() if figures.head == wanted]
+    if not names:
+        raise EyasError(f"{path} is a race without this head ({wanted}); run `eyas bench --head {folder} --json` again")
+    suites = {suite: [row.runs[names[0]] for row in report.rows if row.suite == suite] for suite in report.conditions.suites}
+    return {
+        "conditions": report.conditions,
+        "tree": report.drafters[names[0]].tree,
+        "identical": report.drafters[names[0]].identical,
+        "tau": {suite: (tau_of(runs), len(runs)) for suite, runs in suites.items() if runs},
+    }
