@@ -241,8 +241,8 @@ class Target:
         return self.forward(ids, positions, _NoCache(), causal)
 
     @torch.inference_mode()
-    def states(self, ids: Tensor, layers: Iterable[int]) -> dict[int, Tensor]:
-        """The raw states [B, S, H] entering each of `layers` for whole texts `ids` int64 [B, S]; one forward in all.
+    def states(self, ids: Tensor, layers: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Read whole texts `ids` int64 [B, S] once: the final, normed state [B, S, H], and the raw ones entering `layers`.
 
         Layer `num_layers` stands for what leaves the last one, before the final norm. Raises EyasError for another number.
         """
@@ -253,11 +253,11 @@ class Target:
             raise EyasError(f"'{self.name}' has states 0..{self.num_layers}, not {wanted}")
         hooks = [blocks[i].register_forward_pre_hook(_catcher(caught, i), with_kwargs=True) for i in wanted]
         try:
-            self.read(ids)
+            hidden = self.read(ids).hidden
         finally:
             for hook in hooks:
                 hook.remove()
-        return caught
+        return hidden, caught
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -6,8 +6,10 @@ gives n-alpha of a greedy chain on text that the target wrote greedily.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -31,12 +33,13 @@ class Acceptance:
 
     @property
     def tau(self) -> float:
-        """Estimated tokens per round of a greedy chain as deep as the unroll: 1 + the products of n-alpha."""
-        tau, joint = 1.0, 1.0
-        for rate in self.n_alpha:
-            joint *= rate
-            tau += joint
-        return tau
+        """Estimated tokens per round of a greedy chain as deep as the unroll."""
+        return chain_tau(self.n_alpha)
+
+
+def chain_tau(n_alpha: Sequence[float]) -> float:
+    """Tokens per round of a greedy chain with these rates: 1 + the products of n-alpha."""
+    return 1.0 + sum(accumulate(n_alpha, mul))
 
 
 class Judged(NamedTuple):
