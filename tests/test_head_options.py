@@ -35,9 +35,13 @@ def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def plain_forward(head: Eagle3Head, taps: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Step 0 of a head over one text, from its tensors and the formulas alone: (states handed on [S, h], logits [S, D])."""
     w, c = head.state_dict(), head.config
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", torch.zeros(()))
+
     if c.fc_norm:
         taps = torch.cat([rms(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(taps.chunk(3, -1))], -1)
-    state = taps @ w["fc.weight"].T
+    state = linear(taps, "fc")
     embedding = w["embed_tokens.weight"] if c.own_embedding else head.embedding
     positions, length = torch.arange(len(tokens)), len(tokens)
     for n in range(c.num_layers):
@@ -47,15 +51,15 @@ def plain_forward(head: Eagle3Head, taps: torch.Tensor, tokens: torch.Tensor) ->
         else:
             parts = rms(embedding[tokens], w[p + "input_layernorm.weight"]), rms(state, w[p + "hidden_norm.weight"])
             x = torch.cat(parts, -1)
-        q, k, v = ((x @ w[f"{p}self_attn.{name}_proj.weight"].T).view(length, -1, c.head_dim) for name in "qkv")
+            state = parts[1] if c.norm_before_residual else state
+        q, k, v = (linear(x, f"{p}self_attn.{name}_proj").view(length, -1, c.head_dim) for name in "qkv")
         if c.qk_norm:
             q, k = rms(q, w[p + "self_attn.q_norm.weight"]), rms(k, w[p + "self_attn.k_norm.weight"])
         q, k = (rotate(t, positions, head.inverse_frequencies).transpose(0, 1) for t in (q, k))
         attended = F.scaled_dot_product_attention(q, k, v.transpose(0, 1), is_causal=True, enable_gqa=True)
-        s = state + attended.transpose(0, 1).flatten(1) @ w[p + "self_attn.o_proj.weight"].T
+        s = state + linear(attended.transpose(0, 1).flatten(1), f"{p}self_attn.o_proj")
         y = rms(s, w[p + "post_attention_layernorm.weight"])
-        gate, up, down = (w[f"{p}mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
-        state = s + (F.silu(y @ gate) * (y @ up)) @ down
+        state = s + linear(F.silu(linear(y, f"{p}mlp.gate_proj")) * linear(y, f"{p}mlp.up_proj"), f"{p}mlp.down_proj")
     normed = rms(state, w["norm.weight"])
     return (normed if c.norm_output else state), normed @ w["lm_head.weight"].T
 

@@ -33,22 +33,21 @@ def write_card(engine: Engine, order: Order, folder: Path, place: Path, *, repor
         parameters=sum(t.numel() for t in order.tensors.values() if t.is_floating_point()),
         command=engine.serving(order, place),
         weights=head_hash(folder),
-        training=training_record(folder),
+        texts=texts_trained_on(folder),
         race=race_of(report, folder, order.target) if report else None,
         licence=licence,
     )
 
 
-def training_record(folder: Path) -> dict[str, Any] | None:
-    """What the trainer wrote beside a head, `train.json`; None for a head from elsewhere."""
+def texts_trained_on(folder: Path) -> int | None:
+    """The number of texts that the trainer recorded beside a head in `train.json`; None for a head from elsewhere."""
     path = folder / "train.json"
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EyasError(f"{path} is damaged: {error}") from error
-    return record if isinstance(record, dict) else None
+        return int(json.loads(path.read_text(encoding="utf-8"))["texts"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EyasError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def race_of(path: Path, folder: Path, target: Target) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from eyas.export.engine import Engine, Order
-from eyas.export.vllm import refused_biases
+from eyas.export.vllm import launch, refused_biases
 from eyas.heads.config import HeadConfig
 from eyas.heads.files import write_head
 from eyas.heads.layouts import speculators
@@ -32,7 +31,7 @@ def write(order: Order, folder: Path) -> None:
 
 
 def serving(order: Order, place: Path) -> str:
-    return f"vllm serve {shlex.quote(str(place))} --dtype {order.dtype}"
+    return launch(str(place), order.dtype)
 
 
 ENGINE = Engine("vLLM 0.32 (speculators 0.9)", refusals, write, serving)

@@ -36,10 +36,14 @@ def write(order: Order, folder: Path) -> None:
 
 
 def serving(order: Order, place: Path) -> str:
-    """The `dtype` is named because vLLM would else serve a float32 target in half precision."""
+    """The dtype is named because vLLM would else serve a float32 target in half precision."""
     told = json.dumps({"method": "eagle3", "model": str(place), "num_speculative_tokens": order.draft_tokens})
-    target = shlex.quote(order.served_target)
-    return f"vllm serve {target} --dtype {order.dtype} \\\n  --speculative-config {shlex.quote(told)}"
+    return f"{launch(order.served_target, order.dtype)} \\\n  --speculative-config {shlex.quote(told)}"
+
+
+def launch(model: str, dtype: str) -> str:
+    """The module rather than the `vllm` command, which the builds for CPUs do not start from."""
+    return f"python -m vllm.entrypoints.openai.api_server --model {shlex.quote(model)} --dtype {dtype}"
 
 
 ENGINE = Engine("vLLM 0.32", refusals, write, serving)

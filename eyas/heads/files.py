@@ -102,7 +102,7 @@ def write_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor],
     """Write a config.json and the file `weights` ("model.safetensors" or "pytorch_model.bin") to `folder`."""
     with replacing(folder / weights) as part:
         if weights == PICKLE:
-            torch.save(tensors, part)
+            torch.save({name: tensor.clone() for name, tensor in tensors.items()}, part)  # not what else shares its storage
         else:
             save_file(tensors, part, metadata={"format": "pt"})
         part.chmod(0o644)  # a server may run as another user
@@ -130,7 +130,9 @@ def _about(folder: Path) -> Iterator[None]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise EyasError(f"the head {folder}: {where + ': ' if where else ''}{first['msg']}") from error
+        raise EyasError(
+            f"the head {folder}: {where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"
+        ) from error
     except EyasError as error:
         raise EyasError(f"the head {folder}: {error}") from error
 

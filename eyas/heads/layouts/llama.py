@@ -16,7 +16,6 @@ _PLAIN: dict[str, Any] = {
     "norm_before_fc": False,
     "use_aux_norm": False,
     "num_aux_hidden_states": 3,
-    "num_local_experts": 0,
     "logit_scale": 1.0,
     "parallel_drafting": False,
     "quantization_config": None,

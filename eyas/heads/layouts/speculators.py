@@ -13,6 +13,7 @@ from torch import Tensor
 from eyas.errors import EyasError
 from eyas.heads.config import HeadConfig
 from eyas.heads.layouts.llama import read_layer, write_layer
+from eyas.heads.layouts.record import read_record
 from eyas.heads.layouts.taps import KEY, read_taps
 from eyas.target import Target, default_taps
 
@@ -46,6 +47,7 @@ def read(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> 
         **found,
         "target_name": verifier.get("name_or_path") or "",
         "target_layers": target.num_layers,
+        **read_record(config),
         "target_hidden_size": config.get("target_hidden_size") or found.get("hidden_size"),
         "draft_vocab_size": config.get("draft_vocab_size"),
         "tap_ids": read_taps(config) or default_taps(target.num_layers),
