@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from eyas.decoding.sampling import SamplingParams
 from eyas.doctor.check import Checkup, check_head
 from eyas.doctor.evidence import gather, write_answers
 from eyas.doctor.readings import ENGINES, read_as
-from eyas.doctor.show import screen
+from eyas.doctor.static import Desk, examine
 from eyas.errors import EyasError
 from eyas.export.run import export_head
 from eyas.heads.checkpoint import read_checkpoint
@@ -33,7 +34,8 @@ from eyas.training.recipe import train
 from tests.test_cli import eyas
 from tests.tiny import VOCAB, tiny_target
 
-CONFIG = TrainConfig(steps=120, unroll=3, slots_per_batch=400, learning_rate=3e-3, draft_vocab_size=120, evaluations=2)
+TEXTS = 12
+CONFIG = TrainConfig(steps=100, unroll=3, slots_per_batch=400, learning_rate=3e-3, draft_vocab_size=120, evaluations=2)
 FAMILY = "qwen3"  # whose rotary base is not the one that loaders assume
 KEY = "eagle_aux_hidden_state_layer_ids"
 TAPS = [2, 4, 5]
@@ -68,12 +70,12 @@ def healthy(answers: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def check(head: Path, answers: Sequence[Sample], *engines: str, against: Target | None = None) -> Checkup:
-    return check_head(head, against or target(), engines=engines or ("vllm",), texts=answers[:16])
+    return check_head(head, against or target(), engines=engines or ("vllm",), texts=answers[:TEXTS])
 
 
 def copied(head: Path, place: Path, *breaks: Break) -> Path:
-    """A copy of `head` without the trainer's state, broken in some ways."""
-    shutil.copytree(head, place, ignore=shutil.ignore_patterns("state.pt"))
+    """A copy of `head` without what only the trainer reads, broken in some ways."""
+    shutil.copytree(head, place, ignore=shutil.ignore_patterns("state.pt", "train.json"))
     for one in breaks:
         one(place)
     return place
@@ -111,6 +113,14 @@ def shifted(by: int) -> Break:
 def rope(base: float | None) -> Break:
     both = {"rope_theta": base, "rope_parameters": None if base is None else {"rope_type": "default", "rope_theta": base}}
     return config(**both)
+
+
+def both(first: Break, second: Break) -> Break:
+    def apply(folder: Path) -> None:
+        first(folder)
+        second(folder)
+
+    return apply
 
 
 def without(*names: str) -> Break:
@@ -158,11 +168,9 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "a map of zeros": (tensors(zero_map), "d2t-lost"),
     "absolute ids": (tensors(absolute), "d2t-absolute"),
     "another rotary base": (rope(10_000.0), "rope-base"),
-    "no rotary base": (rope(None), "rope-base"),
-    "two rotary bases": (config(rope_theta=10_000.0), "rope-base"),
+    "another rotary base in a head without our record": (both(rope(100.0), config(eyas_head=None)), "rope-base"),
     "the other residual": (config(norm_before_residual=True), "norm-before-residual"),
     "state before embedding": (tensors(halves), "embedding-half-swapped"),
-    "a final norm of ones": (tensors(lost_norm), "norm-lost"),
     "values beyond float16": (tensors(large_inside), "fp16-overflow"),
     "weights cast to float16": (tensors(cast_to_half), "fp16-overflow"),
 }
@@ -174,7 +182,7 @@ def test_a_healthy_head_is_healthy_for_every_engine(healthy: Path, answers: list
     assert checkup.measured[0].engines == tuple(ENGINES.values()) and len(checkup.logged_n_alpha) == 3
     # the figures are those of the trainer's own measure
     target_ = target()
-    batch = Batch.of([read_features(target_, sample) for sample in answers[:16]])
+    batch = Batch.of([read_features(target_, sample) for sample in answers[:TEXTS]])
     told = measure(load_head(healthy, target_), [batch], 3)
     assert checkup.measured[0].n_alpha == pytest.approx(told.n_alpha, abs=0.02)  # its taps are kept in 8 bits
 
@@ -192,6 +200,8 @@ CONFIGS: dict[str, tuple[Break, tuple[str, ...], str]] = {
     "SGLang's ids as vLLM's": (taps([1, 3, 4], [1, 3, 4]), ("sglang", "vllm"), "taps-off-by-one"),
     "vLLM's ids as SGLang's": (taps(TAPS, TAPS), ("sglang",), "taps-off-by-one"),
     "ids where llama.cpp does not look": (taps(None, [1, 3, 4]), ("vllm", "llamacpp"), "taps-off-by-one"),
+    "no rotary base": (rope(None), ("vllm",), "rope-base"),
+    "two rotary bases": (config(rope_theta=10_000.0), ("vllm",), "rope-base"),
     "ids of no layer": (taps([2, 4, 50], [1, 3, 49]), ("vllm",), "taps-out-of-range"),
     "ids that are none": (taps([2, 4], None), ("vllm",), "taps-malformed"),
     "tied embeddings": (config(tie_word_embeddings=True), ("sglang",), "tied-embeddings"),
@@ -208,16 +218,28 @@ CONFIGS: dict[str, tuple[Break, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("fault", CONFIGS)
-def test_what_the_files_tell_is_told_by_name(fault: str, healthy: Path, answers: list[Sample], tmp_path: Path) -> None:
+def test_what_the_files_tell_is_told_by_name(fault: str, healthy: Path, tmp_path: Path) -> None:
     break_it, engines, name = CONFIGS[fault]
-    checkup = check(copied(healthy, tmp_path / "head", break_it), answers, *engines)
-    assert name in [finding.name for finding in checkup.findings if finding.severity == "ill"], checkup.findings
+    found, _ = examine(Desk(read_checkpoint(copied(healthy, tmp_path / "head", break_it)), target(), engines))
+    assert name in [finding.name for finding in found if finding.severity == "ill"], found
+
+
+def test_a_lost_final_norm_is_told(healthy: Path, answers: list[Sample], tmp_path: Path) -> None:
+    head = copied(healthy, tmp_path / "head", tensors(lost_norm))
+    found, _ = examine(Desk(read_checkpoint(head), target(), ("vllm",)))
+    assert [(f.name, f.severity) for f in found] == [("norm-lost", "warning")]  # ill only where drafts miss it: tried below
+    uneven = torch.linspace(0.1, 4.0, 64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]
+    model = copy.copy(target())
+    model.final_norm_weight = model.final_norm_weight * uneven
+    folded = tensors(lambda held: {"lm_head.weight": held["lm_head.weight"] / uneven})
+    head = copied(healthy, tmp_path / "folded", folded, tensors(lost_norm))
+    assert [f.name for f in check(head, answers, against=model).findings if f.severity == "ill"] == ["norm-lost"]
 
 
 def test_faults_that_come_together_are_undone_one_by_one(healthy: Path, answers: list[Sample], tmp_path: Path) -> None:
     head = copied(healthy, tmp_path / "head", tensors(zero_map), shifted(1))
     checkup = check(head, answers)
-    assert {f.name for f in checkup.findings} == {"d2t-lost", "taps-off-by-one"}
+    assert {f.name for f in checkup.findings} == {"d2t-lost", "taps-off-by-one"}, checkup.findings
     one, good = checkup.measured[0], check(healthy, answers).measured[0]
     assert one.cured == ("d2t-lost", "taps-off-by-one") and one.cured_n_alpha == good.n_alpha
     assert any(str(TAPS) in finding.cure for finding in checkup.findings)
@@ -225,14 +247,10 @@ def test_faults_that_come_together_are_undone_one_by_one(healthy: Path, answers:
 
 def test_another_target_is_told(healthy: Path, answers: list[Sample], tmp_path: Path) -> None:
     other = tiny_target(FAMILY, seed=1)
-    unlike = [Sample(a.id, a.ids, a.spans) for a in answers]
-    named = check(healthy, unlike, against=other)
+    named = check(healthy, answers, against=other)
     assert {"other-target", "wrong-target"} <= {f.name for f in named.findings} and not named.healthy
     nameless = copied(healthy, tmp_path / "head", config(eyas_head=None), lambda folder: (folder / "log.jsonl").unlink())
-    assert "wrong-target" in [f.name for f in check(nameless, unlike, against=other).findings]
-    smaller = tiny_target("llama")
-    assert "wrong-target" not in [f.name for f in check(healthy, answers).findings]
-    assert smaller.num_layers == other.num_layers  # the families differ in what no size tells
+    assert "wrong-target" in [f.name for f in check(nameless, answers, against=other).findings]
     misfit = copied(healthy, tmp_path / "misfit", config(vocab_size=VOCAB + 1))
     told = check(misfit, answers)
     assert [f.name for f in told.findings if f.severity == "ill"][:1] == ["wrong-target"] and not told.measured
@@ -249,6 +267,7 @@ def test_a_head_taught_by_unnormed_states_is_told(healthy: Path, answers: list[S
     model = target()
     texts = [unnormed(read_features(model, sample), model) for sample in answers]
     head = load_head(healthy, model)
+    (tmp_path / "head").mkdir()
     Trainer(head, texts[:56], texts[56:], CONFIG.model_copy(update={"steps": 60, "grow_until": 0.0}), tmp_path / "head").run()
     save_head(head, tmp_path / "head")
     checkup = check(tmp_path / "head", answers)
@@ -257,7 +276,7 @@ def test_a_head_taught_by_unnormed_states_is_told(healthy: Path, answers: list[S
 
 def test_speculators_must_say_which_residual(healthy: Path, answers: list[Sample], tmp_path: Path) -> None:
     """vLLM assumes true for a config of speculators that does not say."""
-    export_head(healthy, target(), "speculators", tmp_path / "head", dtype="float32")
+    export_head(copied(healthy, tmp_path / "own"), target(), "speculators", tmp_path / "head", dtype="float32")
     assert check(tmp_path / "head", answers).healthy
     config(norm_before_residual=None)(tmp_path / "head")
     checkup = check(tmp_path / "head", answers, "vllm", "llamacpp")
@@ -306,7 +325,9 @@ def test_the_teacher_and_the_unnormed_choice_are_the_targets(answers: list[Sampl
     assert (evidence.unnormed[:6] == -1).all() and evidence.written == 32
 
 
-def test_the_command_shows_one_screen_and_tells_by_its_code(healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_one_screen_and_tells_by_its_code(
+    healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = target()
     model.model.save_pretrained(tmp_path / "target")
     model.tokenizer.save_pretrained(tmp_path / "target")

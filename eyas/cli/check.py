@@ -10,11 +10,10 @@ import typer
 from rich.console import Console
 
 from eyas.data.samples import read_responses
-from eyas.doctor.check import check_head
+from eyas.doctor.check import check_head, load_target
 from eyas.doctor.readings import ENGINES
 from eyas.doctor.show import screen
 from eyas.files import write_text
-from eyas.target import Target
 
 
 def check(
@@ -32,7 +31,7 @@ def check(
     weights: Annotated[str, typer.Option(help="packing of the target: stock, fp32, fp16 or int8")] = "stock",
 ) -> None:
     """Say what is wrong with a head, and the cure: its files, its settings, its drafts. The exit code is 1 when it is ill."""
-    model = Target.load(target, weights=weights)
+    model = load_target(target, head, weights=weights)
     given = read_responses(texts, fingerprint=model.fingerprint, vocab_size=model.vocab_size) if texts else None
     checkup = check_head(head, model, engines=engine or tuple(ENGINES), texts=given)
     if json:

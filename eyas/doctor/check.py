@@ -15,12 +15,15 @@ from eyas.doctor.cures import Case, Cure, cures, tap_sets
 from eyas.doctor.evidence import Evidence, gather, write_answers
 from eyas.doctor.findings import SEVERITIES, Finding
 from eyas.doctor.readings import ENGINES, MAPS, Reading
-from eyas.doctor.signatures import signatures
+from eyas.doctor.signatures import UNNORMED, signatures
 from eyas.doctor.static import RETRAIN, Desk, examine
-from eyas.doctor.trials import DEPTHS, Trial, run_trial
+from eyas.doctor.trials import DEPTHS, Trial, run_trial, spelt
 from eyas.errors import EyasError
 from eyas.heads.checkpoint import Checkpoint, read_checkpoint
+from eyas.heads.files import tap_ids
+from eyas.heads.layouts.eagle1 import is_eagle1
 from eyas.heads.layouts.record import read_record
+from eyas.progress import progress
 from eyas.target import Target
 from eyas.training.acceptance import chain_tau
 
@@ -69,6 +72,15 @@ class Checkup:
         return {"healthy": self.healthy, **dataclasses.asdict(self)}
 
 
+def load_target(spec: str, head: Path, *, weights: str = "stock") -> Target:
+    """The target to check `head` for. Its own taps play no part, so a head's faulty ones do not keep it from being loaded; only
+    a target that is too small to have default ones takes the head's."""
+    try:
+        return Target.load(spec, weights=weights)
+    except EyasError:
+        return Target.load(spec, weights=weights, taps=tap_ids(head))
+
+
 def check_head(
     folder: Path, target: Target, *, engines: Sequence[str] = tuple(ENGINES), texts: Sequence[Sample] | None = None
 ) -> Checkup:
@@ -81,6 +93,8 @@ def check_head(
         if engine not in ENGINES:
             raise EyasError(f"unknown engine '{engine}'; choose one of {', '.join(ENGINES)}")
     checkpoint = read_checkpoint(folder, target.device)
+    if is_eagle1(checkpoint):
+        raise EyasError(f"{folder} holds an EAGLE-1 head; only EAGLE-3 heads are examined")
     desk = Desk(checkpoint, target, tuple(engines))
     found, readings = examine(desk)
     logged = read_training_log(folder / LOG).best_n_alpha[:DEPTHS] if (folder / LOG).is_file() else []
@@ -90,10 +104,13 @@ def check_head(
         judged = truncate(texts[:MOST_TEXTS], MOST_TOKENS).samples if texts else write_answers(target)
         evidence = gather(target, judged, (i for i in layers if 0 <= i <= target.num_layers))
         tokens = evidence.written
-        for names, reading in _alike(readings):
-            seen, figures = _try(names, reading, checkpoint, evidence, target, logged)
-            found += seen
-            measured.append(figures)
+        groups = _alike(readings)
+        with progress("trials", len(groups), "readings") as meter:
+            for names, reading in groups:
+                seen, figures = _try(names, reading, checkpoint, evidence, target, logged)
+                found += seen
+                measured.append(figures)
+                meter.advance()
     return Checkup(
         str(folder), checkpoint.layout, target.name, target.fingerprint, tuple(ENGINES[e] for e in engines),
         tuple(_merged(found)), tuple(measured), logged, tokens,
@@ -140,17 +157,19 @@ def _try(
     maps = {name: checkpoint.tensors[name] for name in MAPS if name in checkpoint.tensors}
     taps, first = reading.config.tap_ids, run_trial(reading, evidence, target)
     found: list[Finding] = []
-    last = first
-    while len(found) < MOST_FAULTS and (best := _best_cure(Case(reading, maps, target, evidence, last))):
+    last, marks = first, signatures(reading, evidence, target)
+    curable = not any(mark.name == UNNORMED for mark in marks)
+    while curable and len(found) < MOST_FAULTS and (best := _best_cure(Case(reading, maps, target, evidence, last))):
         cure, trial = best
         rates = [one.acceptance.n_alpha[0] for one in (last, trial)]
         told = f"{cure.told} (undone, n-alpha at depth 1 goes from {rates[0]:.2f} to {rates[1]:.2f})"
         found.append(Finding(cure.name, "ill", told, cure.cure, names))
         reading, last = cure.reading, trial
     cured = tuple(finding.name for finding in found)
-    marks = signatures(reading, evidence, target)
+    if cured:
+        marks = signatures(reading, evidence, target)
     found += marks
-    if not any(mark.name == "unnormed-teacher" for mark in marks):
+    if not any(mark.name == UNNORMED for mark in marks):
         found += _acceptance(last, evidence, logged, read_record(checkpoint.config).get("target_fingerprint", ""))
     before, after = first.acceptance, last.acceptance
     figures = Measured(names, taps, before.n_alpha, before.tau, cured, *((after.n_alpha, after.tau) if cured else ([], 0.0)))
@@ -168,11 +187,11 @@ def _acceptance(trial: Trial, evidence: Evidence, logged: list[float], recorded:
     """Whether what is accepted, all cures applied, is what the training log lets expect; without a log, whether it is more than
     chance. `recorded` is the fingerprint of the target that the head names."""
     measured = trial.acceptance
-    shown = _rates(measured.n_alpha)
+    shown = spelt(measured.n_alpha)
     stranger = "acceptance-lost" if recorded == evidence.fingerprint else "wrong-target"
     if logged:
         share = (measured.tau - 1) / max(chain_tau(logged) - 1, 1e-9)
-        told = f"n-alpha is {shown}; when the trainer chose this head it was {_rates(logged)}"
+        told = f"n-alpha is {shown}; when the trainer chose this head it was {spelt(logged)}"
         if share >= SHORT:
             return []
         if share >= LOST:
@@ -186,7 +205,3 @@ def _acceptance(trial: Trial, evidence: Evidence, logged: list[float], recorded:
         "chance, and no known fault explains it; it was trained for another target, or hardly trained"
     )
     return [Finding(stranger, "ill", told, RETRAIN)]
-
-
-def _rates(n_alpha: Sequence[float]) -> str:
-    return " ".join(f"{rate:.2f}" for rate in n_alpha)

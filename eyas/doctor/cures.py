@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.doctor.evidence import Evidence
-from eyas.doctor.readings import Reading
+from eyas.doctor.readings import Reading, usual_taps
 from eyas.doctor.trials import Trial
 from eyas.heads.config import HeadConfig
 from eyas.heads.layouts.rope import DEFAULT_THETA
-from eyas.target import Target, default_taps
+from eyas.target import Target
 
 BASES = (DEFAULT_THETA, 100_000.0, 500_000.0, 1_000_000.0, 5_000_000.0, 10_000_000.0)  # of the rotations in public models
 READS_BOTH = ("q_proj", "k_proj", "v_proj")  # of [embedding, state]
@@ -55,7 +55,8 @@ def tap_sets(tap_ids: tuple[int, ...], target: Target) -> list[tuple[int, ...]]:
     """Every set of taps that a hypothesis may want beside `tap_ids`; some can be out of the target's range."""
     shifted = [tuple(t + by for t in tap_ids) for by in (-1, 1)]
     orders = [order for order in permutations(tap_ids) if order != tap_ids]
-    return [*shifted, *orders, default_taps(target.num_layers)] if target.num_layers > 6 else [*shifted, *orders]
+    default = usual_taps(target)
+    return [*shifted, *orders, *([default] if default else [])]
 
 
 def cures(case: Case) -> Iterator[Cure]:

@@ -19,6 +19,7 @@ from eyas.data.features import TEACHER_TOP_K, Features, teacher_rows
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
 from eyas.errors import EyasError
+from eyas.progress import progress
 from eyas.target import Target
 
 # The everyday requests that instruct models are trained and asked with.
@@ -80,7 +81,9 @@ def write_answers(target: Target, prompts: Sequence[str] = PROMPTS, tokens: int 
     chats = [render(target.tokenizer, [{"role": "user", "content": p}]) for p in prompts]
     params = SamplingParams(max_new_tokens=tokens)
     engine = Engine(target, max_rows=len(chats), max_length=max(map(len, chats)) + tokens)
-    results = engine.generate(Request(ids, params, str(n)) for n, ids in enumerate(chats))
+    asked = [Request(ids, params, str(n)) for n, ids in enumerate(chats)]
+    with progress("answers", len(asked), "answers") as meter:
+        results = engine.generate(asked, on_finish=lambda _: meter.advance())
     answers = [
         Sample(r.id, [*ids, *r.ids], [(len(ids), len(ids) + len(r.ids))])
         for ids, r in zip(chats, results, strict=True)

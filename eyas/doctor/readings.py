@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyas.errors import EyasError
 from eyas.heads.checkpoint import Checkpoint
 from eyas.heads.config import HeadConfig
 from eyas.heads.eagle3 import Eagle3Head
@@ -57,7 +58,16 @@ def read_as(engine: str, checkpoint: Checkpoint, target: Target) -> Reading:
     }
     tensors = to_ours(checkpoint.tensors)
     config = flat.read(believed, tensors, target)
-    return Reading(config, {n: t for n, t in tensors.items() if n not in MAPS}, _target_ids(tensors.get("d2t"), config))
+    ids = _target_ids(tensors.get("d2t"), config).to(target.device)
+    return Reading(config, {n: t for n, t in tensors.items() if n not in MAPS}, ids)
+
+
+def usual_taps(target: Target) -> tuple[int, ...]:
+    """The taps that every engine takes where none are named; empty for a target too small to have them."""
+    try:
+        return default_taps(target.num_layers)
+    except EyasError:
+        return ()
 
 
 def flattened(config: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from eyas.doctor.check import Checkup
+from eyas.doctor.trials import spelt
 from eyas.training.acceptance import chain_tau
 
 STYLES = {"ill": "bold red", "warning": "yellow"}
@@ -38,15 +37,11 @@ def _acceptance(checkup: Checkup) -> RenderableType:
     for name, justify in (("accepted of a greedy chain", "left"), ("n-alpha", "right"), ("tau", "right")):
         shown.add_column(name, justify=justify)  # type: ignore[arg-type]
     for one in checkup.measured:
-        shown.add_row(f"as {', '.join(one.engines)} read it", _rates(one.n_alpha), f"{one.tau:.2f}")
+        shown.add_row(f"as {', '.join(one.engines)} read it", spelt(one.n_alpha), f"{one.tau:.2f}")
         if one.cured:
-            shown.add_row(f"  cured of {', '.join(one.cured)}", _rates(one.cured_n_alpha), f"{one.cured_tau:.2f}")
+            shown.add_row(f"  cured of {', '.join(one.cured)}", spelt(one.cured_n_alpha), f"{one.cured_tau:.2f}")
     if checkup.logged_n_alpha:
         shown.add_row(
-            "its training log, held-out texts", _rates(checkup.logged_n_alpha), f"{chain_tau(checkup.logged_n_alpha):.2f}"
+            "its training log, held-out texts", spelt(checkup.logged_n_alpha), f"{chain_tau(checkup.logged_n_alpha):.2f}"
         )
     return Group(shown, Text(f"judged on {checkup.tokens:,} tokens of the target", "dim"))
-
-
-def _rates(n_alpha: Sequence[float]) -> str:
-    return " ".join(f"{rate:.2f}" for rate in n_alpha)

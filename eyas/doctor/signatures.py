@@ -16,6 +16,7 @@ from eyas.target import Target
 from eyas.training.acceptance import judge
 
 HALF_MAX = float(torch.finfo(torch.float16).max)
+UNNORMED = "unnormed-teacher"
 LEAST_VOTES = 8  # positions on which the two teachers differ and the head sides with one of them
 
 
@@ -25,27 +26,28 @@ def signatures(reading: Reading, evidence: Evidence, target: Target) -> list[Fin
     head = reading.head(target)
     batch = evidence.with_taps(reading.config.tap_ids)
     ids = reading.target_ids.to(target.device)
-    siding: list[Tensor] = []
+    teachers: tuple[Tensor, Tensor, Tensor] | None = None
     with _largest(head) as largest:
         for depth, judged in enumerate(judge(head, batch, DEPTHS, ids)):
             if not depth:
-                siding = [ids[judged.step.logits.argmax(-1)], judged.step.token_index]
-    return [*_overflow(largest), *_unnormed(siding[0], siding[1], batch.tokens, evidence.unnormed)]
+                best = batch.teacher_ids[judged.step.teacher_row, 0]  # [n]
+                teachers = ids[judged.step.logits.argmax(-1)], best, evidence.unnormed[judged.step.token_index]
+    assert teachers is not None  # DEPTHS is at least 1
+    return [*_overflow(largest), *_unnormed(*teachers)]
 
 
-def _unnormed(drafted: Tensor, token_index: Tensor, tokens: Tensor, unnormed: Tensor) -> Iterator[Finding]:
+def _unnormed(drafted: Tensor, normed: Tensor, unnormed: Tensor) -> Iterator[Finding]:
     """Where the target with and without its final norm would go on differently, which of the two does the head follow?
 
-    `drafted` int64 [n] are the target ids of the head's best tokens, `token_index` int64 [n] the places they stand for.
+    int64 [n], target ids: the head's best tokens, and those of the target with and without the norm.
     """
-    written, other = tokens[token_index], unnormed[token_index]  # each [n]
-    differ = written != other
-    for_norm = int((differ & (drafted == written)).sum())
-    against = int((differ & (drafted == other)).sum())
+    differ = normed != unnormed
+    for_norm = int((differ & (drafted == normed)).sum())
+    against = int((differ & (drafted == unnormed)).sum())
     votes = for_norm + against
     if votes >= LEAST_VOTES and against - for_norm > SURE * votes**0.5:
         yield Finding(
-            "unnormed-teacher", "ill",
+            UNNORMED, "ill",
             f"where the target with and without its final norm would go on differently, the head follows the one without it "
             f"{against} times of {votes}: it was taught by states that had not been normed",
             "train it again with a teacher from the target's final, NORMED state",

@@ -20,6 +20,7 @@ from eyas.doctor.readings import (
     flattened,
     read_as,
     stated_taps,
+    usual_taps,
 )
 from eyas.doctor.signatures import HALF_MAX
 from eyas.errors import EyasError
@@ -30,7 +31,7 @@ from eyas.heads.layouts.names import spelling, to_ours
 from eyas.heads.layouts.record import read_record
 from eyas.heads.layouts.rope import DEFAULT_THETA
 from eyas.heads.layouts.taps import KEY
-from eyas.target import Target, default_taps
+from eyas.target import Target
 
 UNRUNNABLE = {"wrong-target", "missing-tensor", "leftover-tensor", "wrong-shape", "taps-out-of-range"}
 RETRAIN = "give the target it was trained for, or train a head for this one"
@@ -104,6 +105,10 @@ def _tensors(desk: Desk, config: HeadConfig) -> Iterator[Finding]:
             yield Finding("wrong-shape", "ill", told, "correct the sizes in config.json, or copy the tensor again")
         elif tensor.is_floating_point():
             yield from _range(spelt(name), tensor)
+    final = tensors.get("norm.weight")
+    if final is not None and final.numel() > 1 and bool((final == final.flatten()[0]).all()):
+        told = f"norm.weight is {float(final.flatten()[0]):g} everywhere, which training seldom leaves"
+        yield Finding("norm-lost", "warning", told, "compare it with the trained checkpoint")
 
 
 def _range(name: str, tensor: Tensor) -> Iterator[Finding]:
@@ -169,12 +174,12 @@ def _taps(desk: Desk) -> Iterator[Finding]:
     for (where, given), ids in zip(stated.items(), (top, eagle), strict=True):
         if given and ids is None:
             yield Finding("taps-malformed", "ill", f"{where}{KEY} is {given}, not three layer numbers", "write the trained ids")
-    believed = {e: believed_taps(e, config) or default_taps(layers) for e in ENGINES}
+    believed = {e: believed_taps(e, config) or usual_taps(desk.target) for e in ENGINES}
     for taps in {believed[e] for e in desk.engines}:
         if len(set(taps)) != 3 or min(taps) < 0 or max(taps) > layers:
             told = f"taps {list(taps)} are no three distinct states of a target with {layers} layers"
             yield Finding("taps-out-of-range", "ill", told, "write the ids that the head was trained with")
-    if len(set(believed.values())) == 1:
+    if len(set(believed.values())) == 1 or () in believed.values():
         return
     told = "; ".join(f"{', '.join(ENGINES[e] for e in who)} {list(taps)}" for taps, who in _grouped(believed).items())
     offsets = {tuple(b - a for a, b in zip(believed["vllm"], taps, strict=True)) for taps in believed.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from eyas.training.unroll import Step
 DEPTHS = 3
 SURE = 5.0  # standard errors that a gain must exceed; some twenty readings are tried, and neighbouring tokens are akin
 WORTH = 0.005  # share of the overlap that must be gained: less is a matter of training, not of loading
+LEAST = 0.002  # and at least this much: a head that drafts nothing gains from any change
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Trial:
         """Whether this trial's overlap is above `other`'s beyond noise and by enough to matter (paired by token)."""
         gain = self.overlap - other.overlap  # [N]
         error = float(gain.std()) / len(gain) ** 0.5
-        return float(gain.mean()) > max(WORTH * other.mean_overlap, SURE * error)
+        return float(gain.mean()) > max(WORTH * other.mean_overlap, LEAST, SURE * error)
 
 
 @torch.no_grad()
@@ -58,6 +60,11 @@ def run_trial(reading: Reading, evidence: Evidence, target: Target) -> Trial:
         total.index_add_(0, judged.step.token_index, _overlap(judged.step, batch, draft_ids))
         count.index_add_(0, judged.step.token_index, torch.ones_like(judged.right, dtype=total.dtype))
     return Trial(Acceptance(tuple(offered), tuple(accepted)), (total / count.clamp(min=1))[count > 0], drafted)
+
+
+def spelt(n_alpha: Sequence[float]) -> str:
+    """n-alpha by depth, for people."""
+    return " ".join(f"{rate:.2f}" for rate in n_alpha)
 
 
 def inverse(target_ids: Tensor, vocab_size: int) -> Tensor:
