@@ -56,7 +56,7 @@ def tap_sets(tap_ids: tuple[int, ...], target: Target) -> list[tuple[int, ...]]:
     shifted = [tuple(t + by for t in tap_ids) for by in (-1, 1)]
     orders = [order for order in permutations(tap_ids) if order != tap_ids]
     default = usual_taps(target)
-    return [*shifted, *orders, *([default] if default else [])]
+    return list(dict.fromkeys([*shifted, *orders, *([default] if default else [])]))
 
 
 def cures(case: Case) -> Iterator[Cure]:
