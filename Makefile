@@ -30,3 +30,12 @@ types: $(STAMP)
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
+
+# SGLang's own loader on an exported head; drafting there needs a GPU. The wheel is read, not installed.
+.PHONY: test-sglang
+test-sglang: $(STAMP) .sglang/.downloaded
+	EYAS_SGLANG="$$(ls $(CURDIR)/.sglang/*.whl)" $(BIN)/python -m pytest tests/test_export.py -k sglang
+
+.sglang/.downloaded:
+	$(BIN)/pip download --quiet --no-deps --dest .sglang sglang==0.5.23
+	touch $@

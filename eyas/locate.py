@@ -51,8 +51,14 @@ def locate(spec: str) -> str:
 
 
 def stored_dtype(location: str) -> str:
-    """The dtype, e.g. "bfloat16", that the weights of the model at `location` are stored in; float32 where none is told."""
-    dtype = AutoConfig.from_pretrained(location).get_text_config().dtype
+    """The dtype, e.g. "bfloat16", that the weights of the model at `location` are stored in; float32 where none is told.
+
+    Raises EyasError when its configuration cannot be read.
+    """
+    try:
+        dtype = AutoConfig.from_pretrained(location).get_text_config().dtype
+    except (OSError, ValueError, KeyError) as error:
+        raise EyasError(f"cannot read the configuration of the target '{location}': {str(error).splitlines()[0]}") from error
     return str(dtype or torch.float32).removeprefix("torch.")
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.errors import EyasError
 from eyas.export.engine import Order
-from eyas.export.run import ENGINES
+from eyas.export.run import ENGINES, export_head
 from eyas.heads.eagle3 import Eagle3Head
-from eyas.heads.files import load_eagle1_head, load_head, read_checkpoint, save_head, stored_tensors
+from eyas.heads.files import load_eagle1_head, load_head, read_checkpoint, save_head, stored_tensors, tap_ids
 from eyas.heads.rope import rotate
 from eyas.target import Target
 from tests.published import (
@@ -237,6 +237,16 @@ def test_taps_are_read_in_both_conventions(keys: dict[str, Any], wanted: tuple[i
     target = Target(tiny.model, tiny.tokenizer, name="tapped", taps=wanted)
     config, tensors = safeailab()
     assert load_head(publish(tmp_path, {**config, **keys}, tensors), target).config.tap_ids == wanted
+    assert tap_ids(tmp_path) == (None if wanted == (2, 4, 5) else wanted)
+
+
+def test_heads_of_different_taps_do_not_share_a_target(tmp_path: Path) -> None:
+    config, tensors = safeailab()
+    for name, ids in {"a": None, "b": [1, 3, 7], "c": [1, 3, 6]}.items():
+        publish(tmp_path / name, {**config, "eagle_aux_hidden_state_layer_ids": ids}, tensors)
+    assert tap_ids() is None and tap_ids(tmp_path / "a", tmp_path / "b") == (1, 3, 7)
+    with pytest.raises(EyasError, match=r"taps \[1, 3, 7\] and .*c \[1, 3, 6\]"):
+        tap_ids(tmp_path / "a", tmp_path / "b", tmp_path / "c")
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -425,6 +435,19 @@ def test_a_target_that_lacks_a_shard_is_told(tmp_path: Path, monkeypatch: pytest
     shard(tmp_path / "model", index=False)[1].unlink()
     with pytest.raises(EyasError, match="number 2 of 3 is missing"):
         Target.load(tmp_path / "model")
+
+
+@pytest.mark.real
+def test_a_head_on_a_gguf_target_is_saved_loaded_and_exported(tmp_path: Path) -> None:
+    target = Target.load("smollm2")
+    head = random_head(target, draft_vocab=64)
+    save_head(head, tmp_path / "head")
+    back = load_head(tmp_path / "head", target)
+    assert back.config == head.config
+    assert all(same_bits(back.state_dict()[name], tensor) for name, tensor in head.state_dict().items())
+    readme = (export_head(tmp_path / "head", target, "vllm", tmp_path / "out") / "README.md").read_text()
+    served = readme.split("--model ")[1].split()[0]
+    assert (Path(served) / "config.json").is_file()  # a folder that an engine can load, not the GGUF file
 
 
 # -- EAGLE-1 ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from eyas.bench.training_log import read_training_log
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
+from eyas.heads.files import tap_ids
 from eyas.target import Target
 
 app = typer.Typer(help="Measure speculative against plain decoding.", invoke_without_command=True)
@@ -59,7 +60,7 @@ def bench(
     heads = _heads(head or [])
     log = log or _log_beside(heads)
     training = read_training_log(log) if html and log else None
-    model = Target.load(target, weights=weights)
+    model = Target.load(target, weights=weights, taps=tap_ids(*heads.values()))
     names = [name.strip() for told in suite or [] for name in told.split(",")]
     items = gather(model, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)

@@ -17,7 +17,7 @@ from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats
 from eyas.decoding.tree import TreeShape
-from eyas.heads.files import load_head
+from eyas.heads.files import load_head, tap_ids
 from eyas.target import Target
 
 
@@ -37,7 +37,7 @@ def generate(
     """Answer one prompt. Drafted and accepted tokens are bold green; the last line says what the head brought."""
     shape = TreeShape.parse(tree) if tree else None
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    model = Target.load(target, weights=weights)
+    model = Target.load(target, weights=weights, taps=tap_ids(head) if head else None)
     drafter = Eagle3Drafter(model, load_head(head, model), weights=model.weights) if head else None
     asked = sys.stdin.read() if prompt == "-" else prompt
     ids = render(model.tokenizer, [{"role": "user", "content": asked}])

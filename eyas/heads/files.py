@@ -109,11 +109,21 @@ def write_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor],
     write_text(folder / CONFIG, json.dumps(config, indent=2))
 
 
-def tap_ids(folder: Path | str) -> tuple[int, ...] | None:
-    """The taps that the head in `folder` names, to load its target with; None where it leaves them to the default."""
-    folder = Path(folder)
-    with _about(folder):
-        return read_taps(read_raw_config(folder))
+def tap_ids(*folders: Path | str) -> tuple[int, ...] | None:
+    """The taps that the heads in `folders` name, to load their target with; None where they leave them to the default.
+
+    Raises EyasError when two heads name different ones, since a target is loaded with one choice.
+    """
+    named: dict[tuple[int, ...], Path] = {}
+    for folder in map(Path, folders):
+        with _about(folder):
+            taps = read_taps(read_raw_config(folder))
+        if taps:
+            named.setdefault(taps, folder)
+    if len(named) > 1:
+        (taps, one), (others, other) = list(named.items())[:2]
+        raise EyasError(f"the head {one} reads taps {list(taps)} and {other} {list(others)}; use them one at a time")
+    return next(iter(named), None)
 
 
 def head_hash(folder: Path | str) -> str:
