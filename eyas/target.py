@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast, get_args
@@ -170,7 +171,7 @@ class Target:
         self._head: Any = model.get_output_embeddings()
         self._caught: dict[int, Tensor] = {}
         for tap in set(self.tap_ids):
-            self._base.layers[tap].register_forward_pre_hook(self._catcher(tap), with_kwargs=True)
+            self._base.layers[tap].register_forward_pre_hook(_catcher(self._caught, tap), with_kwargs=True)
         model.set_attn_implementation("eyas")
         self._window: int | None = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or [])
@@ -238,6 +239,25 @@ class Target:
         return self.forward(ids, positions, _NoCache(), causal)
 
     @torch.inference_mode()
+    def states(self, ids: Tensor, layers: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Read whole texts `ids` int64 [B, S] once: the final, normed state [B, S, H], and the raw ones entering `layers`.
+
+        Layer `num_layers` stands for what leaves the last one, before the final norm. Raises EyasError for another number.
+        """
+        caught: dict[int, Tensor] = {}
+        blocks = [*self._base.layers, self._base.norm]
+        wanted = sorted(set(layers))
+        if wanted and not 0 <= wanted[0] <= wanted[-1] <= self.num_layers:
+            raise EyasError(f"'{self.name}' has states 0..{self.num_layers}, not {wanted}")
+        hooks = [blocks[i].register_forward_pre_hook(_catcher(caught, i), with_kwargs=True) for i in wanted]
+        try:
+            hidden = self.read(ids).hidden
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return hidden, caught
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's own vocabulary projection: final normed states [..., H] -> float32 logits [..., V]."""
         return self._head(hidden).float()
@@ -252,12 +272,6 @@ class Target:
         return self._last_layers[-count:]
 
     # -- inside -----------------------------------------------------------------------------------------------------
-
-    def _catcher(self, tap: int) -> Any:
-        def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._caught[tap] = args[0] if args else kwargs["hidden_states"]
-
-        return catch
 
     def _probe(self) -> list[LayerShape]:
         """Run one token to learn what every layer caches, and that hidden states and logits are what we take them for."""
@@ -279,6 +293,15 @@ class Target:
                 "(soft-capping or scaling), which eyas does not support yet"
             )
         return [probe.layers[i] for i in range(self.num_layers)]
+
+
+def _catcher(caught: dict[int, Tensor], layer: int) -> Any:
+    """A hook that keeps what enters its module as `caught[layer]`."""
+
+    def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caught[layer] = args[0] if args else kwargs["hidden_states"]
+
+    return catch
 
 
 def _checked_taps(taps: tuple[int, ...] | None, num_layers: int) -> tuple[int, int, int]:

@@ -19,6 +19,12 @@ class TrainingLog:
     accuracy: list[list[float]] = field(default_factory=list)  # likewise
     eval_minutes: list[float] = field(default_factory=list)
     eval_tau: list[float] = field(default_factory=list)
+    eval_n_alpha: list[list[float]] = field(default_factory=list)
+
+    @property
+    def best_n_alpha(self) -> list[float]:
+        """n-alpha on held-out text of the head that was kept: the one with the best tau. Empty before the first evaluation."""
+        return max(zip(self.eval_tau, self.eval_n_alpha, strict=True), default=(0.0, []))[1]
 
     def __bool__(self) -> bool:
         return bool(self.minutes or self.eval_minutes)
@@ -50,6 +56,7 @@ def _add(log: TrainingLog, entry: dict[str, Any]) -> None:
     if entry.get("eval"):
         log.eval_minutes.append(float(entry["minutes"]))
         log.eval_tau.append(float(entry["tau_estimate"]))
+        log.eval_n_alpha.append([float(value) for value in entry["n_alpha"]])
         return
     log.minutes.append(float(entry["minutes"]))
     log.loss.append([float(value) for value in entry["loss"]])

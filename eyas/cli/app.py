@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from eyas.cli.bench import app as bench
+from eyas.cli.check import check
 from eyas.cli.data import show
 from eyas.cli.demo import demo
 from eyas.cli.export import export
@@ -25,6 +26,7 @@ app.command()(respond)
 app.command()(train)
 app.command()(generate)
 app.command()(export)
+app.command()(check)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 
