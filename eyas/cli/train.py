@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from eyas.data.samples import read_responses
 from eyas.data.store import features_beside
-from eyas.errors import EyasError
+from eyas.errors import EyasError, first_fault
 from eyas.progress import console
 from eyas.target import Target
 from eyas.training.config import TrainConfig
@@ -53,9 +53,7 @@ def train(
     try:
         config = TrainConfig(**settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise EyasError(f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}") from error
+        raise EyasError(first_fault(error)) from error
     model = Target.load(target, weights=weights)
     samples = read_responses(responses, fingerprint=model.fingerprint, vocab_size=model.vocab_size)
     try:

@@ -27,7 +27,7 @@ class BadRow(NamedTuple):
     why: str
 
 
-class Row(NamedTuple):
+class Record(NamedTuple):
     """One row as read. `value` is None when the row cannot be read at all; `why` then says so."""
 
     line: int
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     why: str = ""
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[Record]:
     """The rows of `path`, one by one, by the kind that its name ends in.
 
     Raises EyasError when the file is missing, of an unknown kind, or broken as a whole.
@@ -91,20 +91,20 @@ def _lines(path: Path) -> Iterator[tuple[int, str | None]]:
                 yield number, text
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
+def _jsonl(path: Path) -> Iterator[Record]:
     for number, text in _lines(path):
         if text is None:
-            yield Row(number, None, "not UTF-8 text")
+            yield Record(number, None, "not UTF-8 text")
             continue
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            yield Row(number, None, f"not JSON: {error}")
+            yield Record(number, None, f"not JSON: {error}")
             continue
         yield _object(number, value)
 
 
-def _json(path: Path) -> Iterator[Row]:
+def _json(path: Path) -> Iterator[Record]:
     with _bytes(path) as file:
         text = file.read().decode("utf-8-sig")
     try:
@@ -119,13 +119,13 @@ def _json(path: Path) -> Iterator[Row]:
         yield _object(number, item)
 
 
-def _object(number: int, value: Any) -> Row:
+def _object(number: int, value: Any) -> Record:
     if isinstance(value, dict):
-        return Row(number, value)
-    return Row(number, None, f"not an object but {type(value).__name__}")
+        return Record(number, value)
+    return Record(number, None, f"not an object but {type(value).__name__}")
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path) -> Iterator[Record]:
     import pyarrow.parquet as parquet
     from pyarrow import ArrowException
 
@@ -135,26 +135,26 @@ def _parquet(path: Path) -> Iterator[Row]:
             for batch in file.iter_batches(1024):
                 for value in batch.to_pylist():
                     number += 1
-                    yield Row(number, value)
+                    yield Record(number, value)
     except ArrowException as error:
         raise EyasError(f"{path}: not a readable Parquet file: {error}") from error
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)  # the module's own limit of 128 KiB is shorter than real prompts
     with _bytes(path) as raw:
         text = (line.decode("utf-8-sig" if number == 0 else "utf-8") for number, line in enumerate(raw))
         reader = csv.DictReader(text, delimiter="\t" if _kind(path) == ".tsv" else ",")
         for value in reader:
             if None in value:  # where the module puts surplus fields
-                yield Row(reader.line_num, None, "more fields than the head line names")
+                yield Record(reader.line_num, None, "more fields than the head line names")
             else:
-                yield Row(reader.line_num, {key: field for key, field in value.items() if field})
+                yield Record(reader.line_num, {key: field for key, field in value.items() if field})
 
 
-def _txt(path: Path) -> Iterator[Row]:
+def _txt(path: Path) -> Iterator[Record]:
     for number, text in _lines(path):
         if text is None:
-            yield Row(number, None, "not UTF-8 text")
+            yield Record(number, None, "not UTF-8 text")
         else:
-            yield Row(number, {"prompt": text.strip()})
+            yield Record(number, {"prompt": text.strip()})

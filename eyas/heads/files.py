@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from eyas.errors import EyasError
+from eyas.errors import EyasError, first_fault
 from eyas.files import replacing, sha256, write_text
 from eyas.heads.config import HeadConfig
 from eyas.heads.eagle3 import Eagle3Head
@@ -116,9 +116,7 @@ def read_config(folder: Path | str) -> HeadConfig:
     try:
         return HeadConfig(**raw[_FORMAT])
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise EyasError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
+        raise EyasError(f"{path}: {first_fault(error)}") from error
 
 
 def head_hash(folder: Path | str) -> str:
