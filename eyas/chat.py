@@ -31,7 +31,8 @@ class Sample:
     supervised.
 
     `finish` says how the answers ended ("length": one of them was cut at the limit; else the last one's "eos" or
-    "stop"; "": unknown), `temperature` at which the last was sampled.
+    "stop"; "": unknown), `temperature` at which the last was sampled. `conversation` names what the text was made of
+    where that is not the text itself (one of several turns, one of several answers); those stay on one side of a split.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Sample:
     category: str = ""
     finish: str = ""
     temperature: float | None = None
+    conversation: str = ""
 
     @property
     def supervised(self) -> int:
@@ -134,7 +136,7 @@ def supervised_rows(
     merged = merge_turns(rows)
     if len(merged) == 1:
         return merged
-    return [replace(row, id=f"{id}#{number}") for number, row in enumerate(merged, 1)]
+    return [replace(row, id=f"{id}#{number}", conversation=id) for number, row in enumerate(merged, 1)]
 
 
 def merge_turns(rows: Sequence[Sample]) -> list[Sample]:

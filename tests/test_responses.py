@@ -18,7 +18,6 @@ from eyas.data.prompts import Prompt
 from eyas.data.responses import respond
 from eyas.data.samples import (
     Sample,
-    conversation_of,
     given_samples,
     held_out_split,
     open_responses,
@@ -345,8 +344,27 @@ def test_bad_rows_are_skipped_with_line_and_reason(tmp_path, row, why, capsys):
 
 def test_several_answers_to_one_prompt_are_all_kept(tmp_path):
     path = write(tmp_path / "r.jsonl", [ROW, {**ROW, "ids": [5, 6, 9]}, {**ROW, "ids": [5, 6, 7, 8, 9]}])
-    assert [s.id for s in read_responses(path)] == ["a", "a#2", "a#3"]
-    assert {conversation_of(s.id) for s in read_responses(path)} == {"a"}
+    samples = read_responses(path)
+    assert [s.id for s in samples] == ["a", "a#2", "a#3"]
+    assert [s.conversation for s in samples] == ["", "a", "a"]
+
+
+def test_ids_of_the_users_own_that_look_like_turns_are_ids(tmp_path):
+    texts = [("a", [5, 6, 9]), ("a#2", [5, 7]), ("a", [5, 6, 8]), ("b#1", [5, 9]), ("b#2", [5, 9, 9])]
+    path = write(tmp_path / "r.jsonl", [{"id": name, "ids": ids, "prompt_len": 1} for name, ids in texts])
+    samples = read_responses(path)
+    assert [(s.id, s.conversation) for s in samples] == [("a", ""), ("a#2", ""), ("a#3", "a"), ("b#1", ""), ("b#2", "")]
+    sides = [{s.id for s in side} for side in held_out_split(samples, 1)]  # one conversation of four
+    assert all({"a", "a#3"} <= side or not {"a", "a#3"} & side for side in sides)
+    assert {len(side) for side in sides} in ({1, 4}, {2, 3})
+    # and as prompts, beside a conversation whose second turn is called the same
+    prompts = [Prompt("c", [user("one"), user("two")]), Prompt("c#1", [user("three")]), Prompt("c#2", [user("four")])]
+    out = tmp_path / "own.jsonl"
+    assert respond(engine(), prompts, out, params=PARAMS).written == 4
+    told = [(row["id"], row.get("turn")) for row in map(json.loads, out.read_text().splitlines()[1:])]
+    assert sorted(told, key=str) == [("c#1", 1), ("c#1", None), ("c#2", 2), ("c#2", None)]
+    assert respond(engine(), prompts, out, params=PARAMS).kept == 4
+    assert len(read_responses(out)) == 3
 
 
 def test_files_of_answers_that_cannot_be_used(tmp_path):
@@ -400,11 +418,10 @@ def test_held_out_split_is_drawn_from_the_ids_alone():
 
 
 def test_turns_of_one_conversation_are_not_torn_apart():
-    samples = [Sample(f"c{i}#{turn}", [1, 2], [(1, 2)]) for i in range(40) for turn in (1, 2, 3)]
+    samples = [Sample(f"c{i}#{t}", [1, 2], [(1, 2)], conversation=f"c{i}") for i in range(40) for t in (1, 2, 3)]
     train, aside = held_out_split(samples, 10)
     assert len(aside) == 30
-    assert not {conversation_of(s.id) for s in train} & {conversation_of(s.id) for s in aside}
-    assert [conversation_of(x) for x in ("a#2", "a", "a#b", "#1", "a#1#2")] == ["a", "a", "a#b", "", "a#1"]
+    assert not {s.conversation for s in train} & {s.conversation for s in aside}
 
 
 def test_statistics():

@@ -24,8 +24,17 @@ class Answer(Protocol):
     finish: str
 
 
+@dataclass(frozen=True)
+class Failed:
+    """What comes back where there is no answer, and `why`; the next run asks again."""
+
+    id: str
+    why: str
+
+
 class AnsweringEngine(Protocol):
-    """A `generate` that takes requests one by one as rows fall free and hands every answer to `on_finish` at once.
+    """A `generate` that takes requests one by one as rows fall free and hands every answer, or `Failed`, to `on_finish` at
+    once.
 
     `max_rows` is the batch, `max_length` the room of one row in tokens (prompt and answer).
     """

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from eyas.chat import Message, render, template_hash
-from eyas.data.asking import Answer, AnsweringEngine, Ask, written_by
+from eyas.data.asking import Answer, AnsweringEngine, Ask, Failed, written_by
 from eyas.data.hashing import content_id, derived_seed, derived_share
 from eyas.data.jsonl import GrowingFile
 from eyas.data.prompts import Prompt
@@ -31,8 +31,8 @@ class Summary:
     """What a run of `respond` did. Counts are answers, `tokens` generated ones.
 
     `kept` were in the file before, `too_long` had no room for prompt and answer, `duplicates` asked what another
-    prompt asked, `refused` could not be rendered (id and reason), `finish` says how the new answers ended,
-    `out_of_time` whether the time limit left prompts unasked.
+    prompt asked, `refused` could not be rendered and `failed` were not answered (id and reason), `finish` says how the
+    new answers ended, `out_of_time` whether the time limit left prompts unasked.
     """
 
     written: int = 0
@@ -43,6 +43,7 @@ class Summary:
     seconds: float = 0.0
     out_of_time: bool = False
     refused: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
     finish: Counter[str] = field(default_factory=Counter)
 
     def line(self) -> str:
@@ -53,6 +54,7 @@ class Summary:
         parts += [f"{self.too_long:,} prompts too long"] if self.too_long else []
         parts += [f"{self.duplicates:,} repeated"] if self.duplicates else []
         parts += [f"{len(self.refused):,} refused by the template"] if self.refused else []
+        parts += [f"{len(self.failed):,} failed"] if self.failed else []
         parts += ["stopped by the time limit"] if self.out_of_time else []
         return ", ".join(parts)
 
@@ -70,10 +72,11 @@ def respond(
     id) and, with `temperatures`, its temperature likewise, so an answer depends neither on the batch nor on the
     order. `flags` go to the chat template.
 
-    `out` begins with a header (target, template, sampling) and then has rows {id, temperature, prompt_len, finish,
-    ids}, `ids` being prompt and answer, to which answers of several turns add {conversation, turn}. Answers already
-    there are kept and not asked for again. After `minutes` no further prompt is asked; what is in flight is still
-    finished. `on_result` sees every result before its line is written, so what it keeps is never behind the file.
+    `out` begins with a header (target, template, sampling) and then has rows {id, content, temperature, prompt_len,
+    finish, ids}, `ids` being prompt and answer, to which answers of several turns add {conversation, turn}. What was
+    asked before (by `content`, whatever its id) is kept and not asked again. After `minutes` no further prompt is asked;
+    what is in flight is still finished. `on_result` sees every result before its line is written, so what it keeps is
+    never behind the file.
 
     Raises EyasError for no prompts, a file begun with other settings, a full disk, or when there is no answer in the
     end though there was time for one.
@@ -97,9 +100,10 @@ def respond(
 @dataclass
 class _Conversation:
     """`asks[k]` are the messages that come after answer k-1 and before answer k; `answers` the target's texts so
-    far."""
+    far; `content` names what is asked."""
 
     id: str
+    content: str
     category: str
     tools: list[dict[str, Any]] | None
     asks: list[list[Message]]
@@ -109,7 +113,8 @@ class _Conversation:
     def of(cls, prompt: Prompt, rewrite: bool) -> _Conversation:
         messages = prompt.open_messages()
         calls = any(m["role"] in CALLING_ROLES or m.get("tool_calls") for m in messages)
-        return cls(prompt.id, prompt.category, prompt.tools, _asks(messages) if rewrite and not calls else [messages])
+        asks = _asks(messages) if rewrite and not calls else [messages]
+        return cls(prompt.id, content_id(asks, prompt.tools), prompt.category, prompt.tools, asks)
 
     def answer_id(self, turn: int) -> str:
         return f"{self.id}#{turn + 1}" if len(self.asks) > 1 else self.id
@@ -154,12 +159,12 @@ class _Job:
 
     def __post_init__(self) -> None:
         self.start = time.monotonic()
-        self._answered: set[str] = set()
-        self._asked: dict[str, tuple[_Conversation, int, Ask]] = {}
+        self._answered: set[tuple[str, int]] = set()  # content and turn
+        self._asked: dict[str, tuple[_Conversation, int, Ask]] = {}  # in flight, by the conversation's id
 
     def distinct(self, conversations: list[_Conversation]) -> list[_Conversation]:
         """Without those that ask what an earlier one asks. Raises EyasError when one id stands for two of them."""
-        by_content = {content_id(c.asks, c.tools): c for c in reversed(conversations)}
+        by_content = {c.content: c for c in reversed(conversations)}
         kept = list(reversed(by_content.values()))
         self.summary.duplicates = len(conversations) - len(kept)
         twice = [name for name, count in Counter(c.id for c in kept).items() if count > 1]
@@ -169,28 +174,32 @@ class _Job:
 
     def take_over(self, conversations: Sequence[_Conversation], tokenizer: PreTrainedTokenizerBase) -> None:
         """Take note of the answers that the file holds already."""
-        by_id = {c.answer_id(turn): (c, turn) for c in conversations for turn in range(len(c.asks))}
+        wanted = {(c.content, turn) for c in conversations for turn in range(len(c.asks))}
         texts: dict[tuple[str, int], str] = {}
         for row in self.file.rows():
             if not isinstance(row.get("ids"), list) or not isinstance(row.get("prompt_len"), int):
                 raise EyasError(f"{self.file.path}: the row '{row.get('id')}' has no ids or prompt_len; mend or remove it")
-            if found := by_id.get(str(row.get("id"))):
-                conversation, turn = found
-                self._answered.add(conversation.answer_id(turn))
-                texts[conversation.id, turn] = answer_text(tokenizer, row["ids"][row["prompt_len"] :], self.params.stop)
+            key = str(row.get("content")), int(row.get("turn", 1)) - 1
+            if key in wanted:
+                self._answered.add(key)
+                texts[key] = answer_text(tokenizer, row["ids"][row["prompt_len"] :], self.params.stop)
         for c in conversations:
-            while (c.id, len(c.answers)) in texts:
-                c.answers.append(texts[c.id, len(c.answers)])
+            while (c.content, len(c.answers)) in texts:
+                c.answers.append(texts[c.content, len(c.answers)])
         self.summary.kept = len(self._answered)
 
     def run(self, conversations: Sequence[_Conversation], turn: int, meter: Meter) -> None:
         """Ask for answer `turn` of all `conversations` that have come that far."""
 
-        def finish(result: Answer) -> None:
-            if result.finish != "cancelled":
-                self._keep(result)
-                rate = self.summary.tokens / max(time.monotonic() - self.start, 1e-9)
-                meter.advance(1, **{"tokens/s": f"{rate:.0f}", **self._time_left()})
+        def finish(result: Answer | Failed) -> None:
+            if isinstance(result, Failed):
+                conversation, turn, _ = self._asked.pop(result.id)
+                self.summary.failed.append((conversation.id, result.why))
+                meter.total -= len(conversation.asks) - turn
+                return
+            self._keep(result)
+            rate = self.summary.tokens / max(time.monotonic() - self.start, 1e-9)
+            meter.advance(1, **{"tokens/s": f"{rate:.0f}", **self._time_left()})
 
         self.engine.generate(self._admit(conversations, turn, meter), on_finish=finish)
 
@@ -198,13 +207,13 @@ class _Job:
         self.summary.seconds = time.monotonic() - self.start
         done = self.summary
         if not done.written and not done.kept and not done.out_of_time:
-            why = f"; {done.refused[0][1]}" if done.refused else ""
+            why = "".join(f"; {reason}" for _, reason in (done.refused + done.failed)[:1])
             raise EyasError(f"{out}: no prompt could be answered ({done.line()}{why})")
         return done
 
     def _admit(self, conversations: Sequence[_Conversation], turn: int, meter: Meter) -> Iterator[Ask]:
         for c in conversations:
-            if c.answer_id(turn) in self._answered or len(c.answers) < turn:
+            if (c.content, turn) in self._answered or len(c.answers) < turn:
                 continue
             if self.minutes is not None and time.monotonic() - self.start >= 60 * self.minutes:
                 self.summary.out_of_time = True
@@ -219,7 +228,7 @@ class _Job:
                 self.summary.too_long += 1
                 meter.total -= len(c.asks) - turn
                 continue
-            ask = Ask(ids, self._params(c.answer_id(turn)), c.answer_id(turn))
+            ask = Ask(ids, self._params(c.answer_id(turn)), c.id)
             self._asked[ask.id] = (c, turn, ask)
             yield ask
 
@@ -234,8 +243,8 @@ class _Job:
         if self.on_result is not None:
             self.on_result(result)
         row: dict[str, Any] = {
-            "id": ask.id, "temperature": ask.params.temperature, "prompt_len": len(ask.ids), "finish": result.finish,
-            "ids": [*ask.ids, *result.ids],
+            "id": conversation.answer_id(turn), "content": conversation.content, "temperature": ask.params.temperature,
+            "prompt_len": len(ask.ids), "finish": result.finish, "ids": [*ask.ids, *result.ids],
         }  # fmt: skip
         if len(conversation.asks) > 1:
             row |= {"conversation": conversation.id, "turn": turn + 1}
@@ -243,7 +252,7 @@ class _Job:
             row["category"] = conversation.category
         self.file.append(row)
         conversation.answers.append(answer_text(self.engine.target.tokenizer, result.ids, self.params.stop))
-        self._answered.add(ask.id)
+        self._answered.add((conversation.content, turn))
         self.summary.written += 1
         self.summary.tokens += len(result.ids)
         self.summary.finish[result.finish] += 1

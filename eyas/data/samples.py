@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from eyas.data.rows import BadRow, is_header, read_rows, report_bad
 from eyas.errors import EyasError
 
 __all__ = [
-    "ResponseFile", "Sample", "Statistics", "Truncated", "conversation_of", "given_samples", "held_out_split",
-    "open_responses", "read_responses", "statistics", "truncate",
+    "ResponseFile", "Sample", "Statistics", "Truncated", "given_samples", "held_out_split", "open_responses",
+    "read_responses", "statistics", "truncate",
 ]  # fmt: skip
 
 
@@ -36,15 +37,15 @@ def open_responses(
     path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None
 ) -> ResponseFile:  # fmt: skip
     """Read rows {id, ids, prompt_len | spans, finish, temperature, category}, turns of one conversation joined where
-    the later begins with the earlier. A second answer under the id "x" is called "x#2".
+    the later begins with the earlier. Of several answers under the id "x" the later ones are called "x#2" and so on.
 
     Raises EyasError when the file is missing or has no good row, when its header names another target than
     `fingerprint`, or when a row holds an id outside `vocab_size`.
     """
     path = Path(path)
     out = ResponseFile()
-    turns: defaultdict[str, dict[int, Sample]] = defaultdict(dict)
-    seen: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)  # the texts under each id
+    turns: defaultdict[tuple[str, int], dict[int, Sample]] = defaultdict(dict)
+    seen: defaultdict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)  # the texts under each id or turn
     for line, row, why in read_rows(path):
         if row is not None and is_header(row):
             out.header = row
@@ -53,18 +54,19 @@ def open_responses(
         if row is not None:
             sample, why = _sample(row)
             if sample is not None:
-                texts = seen[sample.id]
+                turn = row.get("turn", 1) if sample.conversation else 0
+                texts = seen[sample.conversation or sample.id, turn]
                 if tuple(sample.ids) not in texts:
                     _check_ids(path, line, sample, vocab_size)
                     texts.add(tuple(sample.ids))
-                    if len(texts) > 1:
-                        sample = replace(sample, id=f"{sample.id}#{len(texts)}")
-                    conversation = str(row.get("conversation", sample.id)) if len(texts) == 1 else sample.id
-                    turns[conversation][int(row.get("turn", 1))] = sample
+                    joined = sample.conversation and len(texts) == 1
+                    if len(texts) > 1 and not sample.conversation:
+                        sample = replace(sample, conversation=sample.id)
+                    turns[sample.conversation, 0 if joined else line][turn] = sample
                     continue
                 why = f"says again what an earlier row with the id {sample.id!r} says"
         out.bad.append(BadRow(str(path), line, why))
-    out.samples = [s for told in turns.values() for s in merge_turns([told[turn] for turn in sorted(told)])]
+    out.samples = _named_apart([s for told in turns.values() for s in merge_turns([told[turn] for turn in sorted(told)])])
     if not out.samples:
         first = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
         raise EyasError(f"{path}: no answer to learn from in it ({len(out.bad)} bad rows{first})")
@@ -134,23 +136,17 @@ def held_out_split(samples: Sequence[Sample], held_out: float, *, seed: int = 0)
     """
     if held_out <= 0:
         raise EyasError(f"the held-out part must be a positive share or number, not {held_out}")
-    draws = {name: derived_share("held-out", seed, name) for name in (conversation_of(s.id) for s in samples)}
+    draws = {name: derived_share("held-out", seed, name) for name in map(_conversation, samples)}
     if held_out < 1:
         chosen = {name for name, draw in draws.items() if draw < held_out}
     else:
         chosen = set(sorted(draws, key=lambda name: (draws[name], name))[: int(held_out)])
-    aside = [s for s in samples if conversation_of(s.id) in chosen]
-    rest = [s for s in samples if conversation_of(s.id) not in chosen]
+    aside = [s for s in samples if _conversation(s) in chosen]
+    rest = [s for s in samples if _conversation(s) not in chosen]
     if not aside or not rest:
         empty = "held-out" if not aside else "training"
         raise EyasError(f"holding out {held_out:g} of {len(draws)} conversations leaves no {empty} sample")
     return rest, aside
-
-
-def conversation_of(sample_id: str) -> str:
-    """The conversation that a sample belongs to: its id without the number of the turn."""
-    name, mark, turn = sample_id.rpartition("#")
-    return name if mark and turn.isdigit() else sample_id
 
 
 @dataclass(frozen=True)
@@ -192,6 +188,24 @@ def statistics(samples: Iterable[Sample]) -> Statistics:
     )
 
 
+def _conversation(sample: Sample) -> str:
+    return sample.conversation or sample.id
+
+
+def _named_apart(samples: list[Sample]) -> list[Sample]:
+    """`samples` with ids that are all different: the second of an id gets the first number after it that is free."""
+    taken, given = {s.id for s in samples}, set[str]()
+    out = []
+    for sample in samples:
+        if sample.id in given:
+            name = next(name for k in count(2) if (name := f"{sample.id}#{k}") not in taken)
+            sample = replace(sample, id=name)
+            taken.add(name)
+        given.add(sample.id)
+        out.append(sample)
+    return out
+
+
 def _sample(row: dict[str, Any]) -> tuple[Sample | None, str]:
     """The sample that `row` holds, or None and why it holds none."""
     ids, name = row.get("ids"), row.get("id")
@@ -218,10 +232,11 @@ def _sample(row: dict[str, Any]) -> tuple[Sample | None, str]:
         return None, wrong
     words = {key: row[key] for key in ("category", "finish") if isinstance(row.get(key), str)}
     temperature = row.get("temperature")
-    if type(row.get("turn", 1)) is not int or not isinstance(row.get("conversation", ""), str):
+    conversation = row.get("conversation", "")
+    if type(row.get("turn", 1)) is not int or not isinstance(conversation, str):
         return None, "turn is no number or conversation no name"
     heat = float(temperature) if isinstance(temperature, (int, float)) else None
-    return Sample(str(name), ids, spans, temperature=heat, **words), ""
+    return Sample(str(name), ids, spans, temperature=heat, conversation=conversation, **words), ""
 
 
 def _check_target(path: Path, header: dict[str, Any], fingerprint: str | None) -> None:
