@@ -197,6 +197,10 @@ class Target:
             raise EyasError(f"unknown dtype '{dtype}'; choose one of {', '.join(DTYPES)}")
         if weights not in get_args(Weights):
             raise EyasError(f"unknown weight packing '{weights}'; choose one of {', '.join(get_args(Weights))}")
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise EyasError(f"device '{device}' cannot be used here: {str(error).splitlines()[0]}") from error
         path = locate(str(spec))
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
