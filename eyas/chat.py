@@ -178,6 +178,12 @@ def template_hash(tokenizer: PreTrainedTokenizerBase, **flags: Any) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """16 hex digits that name the vocabulary: every token with its id."""
+    told = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]), ensure_ascii=False)
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
 def parse_flags(texts: Iterable[str]) -> dict[str, Any]:
     """Template flags out of `name=value` texts; values are JSON where they can be (`enable_thinking=false`).
 

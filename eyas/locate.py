@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eyas.errors import EyasError, why_not_written
 from eyas.files import cache_dir, sha256
+from eyas.hub import hub_model
 from eyas.progress import console
 
 EMBEDDED = "smollm2"
@@ -25,7 +26,8 @@ CACHE_VERSION = "1"  # part of the cache key: raise it when the conversion below
 def locate(spec: str) -> str:
     """The directory or hub id behind `spec` ("smollm2", a GGUF file, a directory or a hub id).
 
-    Raises EyasError when a file or directory is named that does not exist or holds no model.
+    Raises EyasError when a file or directory is named that does not exist or holds no model, and when the hub has no such
+    model or cannot be reached.
     """
     if spec == EMBEDDED:
         return str(_converted(_embedded_gguf()))
@@ -40,7 +42,7 @@ def locate(spec: str) -> str:
         return str(path)
     if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
         raise EyasError(f"target '{spec}': no such directory")
-    return spec
+    return hub_model(spec)
 
 
 def _embedded_gguf() -> Path:

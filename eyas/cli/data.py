@@ -9,24 +9,25 @@ import typer
 from rich.console import Console
 
 from eyas.chat import parse_flags
+from eyas.cli.options import TargetChoice, takes_target
 from eyas.cli.respond import report_refused
 from eyas.data.inspection import coloured, look
 from eyas.data.rows import report_bad
 from eyas.data.samples import statistics
 from eyas.errors import EyasError
-from eyas.target import Target
 
 
+@takes_target()
 def show(
     file: Annotated[Path, typer.Argument(help="answers (token ids) or conversations")],
-    target: Annotated[str, typer.Option(help="the target whose tokenizer and template are used")] = "smollm2",
+    target: TargetChoice,
     sample: Annotated[int, typer.Option(help="which text to print, counted from 1", min=1)] = 1,
     flag: Annotated[
         list[str] | None, typer.Option(help="for the chat template, e.g. enable_thinking=false; repeatable")
     ] = None,
 ) -> None:
     """Print one text of FILE with its supervised tokens coloured, the counts of all, and what looks wrong."""
-    model = Target.load(target)
+    model = target.load()
     found = look(file, model, **parse_flags(flag or []))
     if sample > len(found.samples):
         raise EyasError(f"{file} has only {len(found.samples)} samples, so there is no sample {sample}")

@@ -8,22 +8,21 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from eyas.cli.options import TargetChoice, takes_target
 from eyas.data.samples import read_responses
 from eyas.data.store import features_beside
 from eyas.errors import EyasError, first_fault
 from eyas.progress import console
-from eyas.target import Target
 from eyas.training.config import TrainConfig
 from eyas.training.recipe import train as run
 
 DEFAULTS = {name: field.default for name, field in TrainConfig.model_fields.items()}
 
 
+@takes_target()
 def train(
     responses: Annotated[Path, typer.Argument(help="answers of the target, as `eyas respond` writes them")],
-    target: Annotated[
-        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
-    ] = "smollm2",
+    target: TargetChoice,
     out: Annotated[Path, typer.Option(help="folder of the head; an interrupted run goes on there")] = Path("head"),
     minutes: Annotated[float | None, typer.Option(help="length of the run in minutes")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run in optimiser steps (repeatable)")] = None,
@@ -42,7 +41,6 @@ def train(
     batch_slots: Annotated[int, typer.Option(help="slots of one micro-batch")] = DEFAULTS["slots_per_batch"],
     accumulate: Annotated[int, typer.Option(help="micro-batches per optimiser step")] = DEFAULTS["accumulate"],
     seed: Annotated[int, typer.Option()] = DEFAULTS["seed"],
-    weights: Annotated[str, typer.Option(help="packing of the target for reading features")] = "stock",
 ) -> None:
     """Train an EAGLE-3 head on RESPONSES. Ctrl-C loses nothing: run the same command again."""
     settings: dict[str, Any] = {
@@ -54,8 +52,8 @@ def train(
         config = TrainConfig(**settings)
     except ValidationError as error:
         raise EyasError(first_fault(error)) from error
-    model = Target.load(target, weights=weights)
-    samples = read_responses(responses, fingerprint=model.fingerprint, vocab_size=model.vocab_size)
+    model = target.load()
+    samples = read_responses(responses, fingerprint=model.fingerprint, vocab_size=model.vocab_size, tokenizer=model.tokenizer)
     try:
         reached = run(
             model, samples, out, config, features=features or features_beside(responses), held_out=held_out,

@@ -40,7 +40,7 @@ def look(path: Path | str, target: Any, **flags: Any) -> Look:
     path = Path(path)
     first = next((r.value for r in read_rows(path) if r.value is not None and not is_header(r.value)), None)
     if first is not None and "ids" in first:
-        answers = open_responses(path, fingerprint=target.fingerprint, vocab_size=target.vocab_size)
+        answers = open_responses(path, fingerprint=target.fingerprint, vocab_size=target.vocab_size, tokenizer=target.tokenizer)
         found = Look(answers.samples, bad=answers.bad)
     else:
         found = _conversations(path, target, flags)

@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from eyas.chat import Message, render, template_hash
-from eyas.data.asking import Answer, AnsweringEngine, Ask, Failed, written_by
+from eyas.data.asking import Answer, AnsweringEngine, Ask, Failed, ServedAnswer, written_by
 from eyas.data.hashing import content_id, derived_seed, derived_share
 from eyas.data.jsonl import GrowingFile
 from eyas.data.prompts import Prompt
@@ -32,7 +32,8 @@ class Summary:
 
     `kept` were in the file before, `too_long` had no room for prompt and answer, `duplicates` asked what another
     prompt asked, `refused` could not be rendered and `failed` were not answered (id and reason), `finish` says how the
-    new answers ended, `out_of_time` whether the time limit left prompts unasked.
+    new answers ended, `out_of_time` whether the time limit left prompts unasked. Of answers that came as text,
+    `retokenised` counts all, `doubted` by reason those whose tokens are not certain: training leaves them out.
     """
 
     written: int = 0
@@ -44,12 +45,16 @@ class Summary:
     out_of_time: bool = False
     refused: list[tuple[str, str]] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
+    retokenised: int = 0
+    doubted: Counter[str] = field(default_factory=Counter)
     finish: Counter[str] = field(default_factory=Counter)
 
     def line(self) -> str:
         """The figures in one line."""
         parts = [f"{self.written:,} answers written ({self.tokens:,} tokens in {self.seconds:.0f} s)"]
         parts += [f"{self.finish['length']:,} cut at the limit"] if self.finish["length"] else []
+        parts += [f"{self.retokenised:,} came as text and were tokenised again"] if self.retokenised else []
+        parts += [f"{count:,} of them are left out of training ({why})" for why, count in self.doubted.most_common()]
         parts += [f"{self.kept:,} there before"] if self.kept else []
         parts += [f"{self.too_long:,} prompts too long"] if self.too_long else []
         parts += [f"{self.duplicates:,} repeated"] if self.duplicates else []
@@ -248,6 +253,12 @@ class _Job:
         }  # fmt: skip
         if len(conversation.asks) > 1:
             row |= {"conversation": conversation.id, "turn": turn + 1}
+        if isinstance(result, ServedAnswer) and not result.exact:
+            row["retokenised"] = True
+            self.summary.retokenised += 1
+            if result.doubt:
+                row["doubt"] = result.doubt
+                self.summary.doubted[result.doubt] += 1
         if conversation.category:
             row["category"] = conversation.category
         self.file.append(row)

@@ -1,5 +1,5 @@
-"""Rows out of the file kinds people keep data in: JSONL, JSON, Parquet, CSV and plain text, gzipped where that is
-usual."""
+"""Rows out of the places people keep data in: JSONL, JSON, Parquet, CSV and plain text files, gzipped where that is usual,
+folders of them, and data sets on the hub."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eyas.data.hub import hub_rows, is_hub, is_saved, saved_rows
 from eyas.errors import EyasError
 from eyas.progress import console
 
@@ -28,26 +29,45 @@ class BadRow(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One row as read. `value` is None when the row cannot be read at all; `why` then says so."""
+    """One row as read, from `file`. `value` is None when the row cannot be read at all; `why` then says so."""
 
     line: int
     value: dict[str, Any] | None
     why: str = ""
+    file: str = ""
+
+    def bad(self, why: str) -> BadRow:
+        """This row as one that is skipped."""
+        return BadRow(self.file, self.line, why)
 
 
 def read_rows(path: Path) -> Iterator[Record]:
-    """The rows of `path`, one by one, by the kind that its name ends in.
+    """The rows of `path`, one by one: a file, by the kind that its name ends in; a folder of such files or one that the
+    library `datasets` saved; or `hub:NAME[/CONFIG][:SPLIT]`.
 
-    Raises EyasError when the file is missing, of an unknown kind, or broken as a whole.
+    Raises EyasError when it is missing, of an unknown kind, or broken as a whole.
     """
-    kind = _kind(path)
-    if not path.is_file():
+    if is_hub(path) or (path.is_dir() and is_saved(path)):
+        values = hub_rows(path) if is_hub(path) else saved_rows(path)
+        yield from (Record(number, value, file=str(path)) for number, value in enumerate(values, 1))
+    elif path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) in READERS)
+        if not files:
+            raise EyasError(f"{path}: no file in it that eyas reads ({KINDS})")
+        for file in files:
+            yield from _file_rows(file)
+    elif not path.is_file():
         raise EyasError(f"{path}: no such file")
-    readers = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".tsv": _csv, ".txt": _txt}
-    if kind not in readers:
+    elif _kind(path) not in READERS:
         raise EyasError(f"{path}: unknown kind of file; eyas reads {KINDS}")
+    else:
+        yield from _file_rows(path)
+
+
+def _file_rows(path: Path) -> Iterator[Record]:
     try:
-        yield from readers[kind](path)
+        for record in READERS[_kind(path)](path):
+            yield record._replace(file=str(path))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise EyasError(f"{path}: cannot be read: {error}") from error
 
@@ -158,3 +178,6 @@ def _txt(path: Path) -> Iterator[Record]:
             yield Record(number, None, "not UTF-8 text")
         else:
             yield Record(number, {"prompt": text.strip()})
+
+
+READERS = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".tsv": _csv, ".txt": _txt}

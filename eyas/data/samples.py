@@ -11,10 +11,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from eyas.chat import Sample, check_spans, merge_turns, supervised_rows
+from eyas.chat import Sample, check_spans, merge_turns, supervised_rows, tokenizer_hash
 from eyas.data.hashing import derived_share
 from eyas.data.prompts import Prompt
-from eyas.data.rows import BadRow, is_header, read_rows, report_bad
+from eyas.data.rows import BadRow, Record, is_header, read_rows, report_bad
 from eyas.errors import EyasError
 
 __all__ = [
@@ -34,22 +34,25 @@ class ResponseFile:
 
 
 def open_responses(
-    path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None
+    path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> ResponseFile:  # fmt: skip
     """Read rows {id, ids, prompt_len | spans, finish, temperature, category}, turns of one conversation joined where
     the later begins with the earlier. Of several answers under the id "x" the later ones are called "x#2" and so on.
 
-    Raises EyasError when the file is missing or has no good row, when its header names another target than
-    `fingerprint`, or when a row holds an id outside `vocab_size`.
+    A row whose tokens are in doubt (an answer that a server gave as text) is a bad row. Raises EyasError when the file is
+    missing or has no good row, when its header names another target than `fingerprint` or another vocabulary than the
+    `tokenizer`'s, or when a row holds an id outside `vocab_size`.
     """
     path = Path(path)
     out = ResponseFile()
     turns: defaultdict[tuple[str, int], dict[int, Sample]] = defaultdict(dict)
     seen: defaultdict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)  # the texts under each id or turn
-    for line, row, why in read_rows(path):
+    for number, record in enumerate(read_rows(path), 1):
+        row, why = record.value, record.why
         if row is not None and is_header(row):
             out.header = row
-            _check_target(path, row, fingerprint)
+            _check_target(path, row, fingerprint, tokenizer)
             continue
         if row is not None:
             sample, why = _sample(row)
@@ -57,15 +60,15 @@ def open_responses(
                 turn = row.get("turn", 1) if sample.conversation else 0
                 texts = seen[sample.conversation or sample.id, turn]
                 if tuple(sample.ids) not in texts:
-                    _check_ids(path, line, sample, vocab_size)
+                    _check_ids(record, sample, vocab_size)
                     texts.add(tuple(sample.ids))
                     joined = sample.conversation and len(texts) == 1
                     if len(texts) > 1 and not sample.conversation:
                         sample = replace(sample, conversation=sample.id)
-                    turns[sample.conversation, 0 if joined else line][turn] = sample
+                    turns[sample.conversation, 0 if joined else number][turn] = sample
                     continue
                 why = f"says again what an earlier row with the id {sample.id!r} says"
-        out.bad.append(BadRow(str(path), line, why))
+        out.bad.append(record.bad(why))
     out.samples = _named_apart([s for told in turns.values() for s in merge_turns([told[turn] for turn in sorted(told)])])
     if not out.samples:
         first = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
@@ -73,11 +76,9 @@ def open_responses(
     return out
 
 
-def read_responses(
-    path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None
-) -> list[Sample]:  # fmt: skip
+def read_responses(path: Path | str, **checks: Any) -> list[Sample]:
     """The samples of `open_responses`; bad rows are printed with file, line and reason, and skipped."""
-    read = open_responses(path, fingerprint=fingerprint, vocab_size=vocab_size)
+    read = open_responses(path, **checks)
     report_bad(read.bad)
     return read.samples
 
@@ -230,6 +231,8 @@ def _sample(row: dict[str, Any]) -> tuple[Sample | None, str]:
     spans = [(start, end) for start, end in spans]
     if wrong := check_spans(spans, len(ids)):
         return None, wrong
+    if isinstance(row.get("doubt"), str):
+        return None, f"its tokens are in doubt: {row['doubt']}"
     words = {key: row[key] for key in ("category", "finish") if isinstance(row.get(key), str)}
     temperature = row.get("temperature")
     conversation = row.get("conversation", "")
@@ -239,8 +242,14 @@ def _sample(row: dict[str, Any]) -> tuple[Sample | None, str]:
     return Sample(str(name), ids, spans, temperature=heat, conversation=conversation, **words), ""
 
 
-def _check_target(path: Path, header: dict[str, Any], fingerprint: str | None) -> None:
-    told = header.get("target")
+def _check_target(
+    path: Path, header: dict[str, Any], fingerprint: str | None, tokenizer: PreTrainedTokenizerBase | None
+) -> None:  # fmt: skip
+    told, vocabulary = header.get("target"), header.get("tokenizer")
+    if tokenizer is not None and vocabulary not in (None, tokenizer_hash(tokenizer)):
+        raise EyasError(
+            f"{path} was written by '{header.get('served_as', '?')}' with another vocabulary than that of the target in use"
+        )
     if fingerprint is not None and told is not None and told != fingerprint:
         raise EyasError(
             f"{path} was written by the target '{header.get('target_name', '?')}' (fingerprint {told}), not by the one "
@@ -248,9 +257,9 @@ def _check_target(path: Path, header: dict[str, Any], fingerprint: str | None) -
         )
 
 
-def _check_ids(path: Path, line: int, sample: Sample, vocab_size: int | None) -> None:
+def _check_ids(record: Record, sample: Sample, vocab_size: int | None) -> None:
     if vocab_size is not None and max(sample.ids) >= vocab_size:
         raise EyasError(
-            f"{path}:{line}: row '{sample.id}' holds the token id {max(sample.ids)}, but the target's vocabulary has "
-            f"only {vocab_size}; the file belongs to another target"
+            f"{record.file}:{record.line}: row '{sample.id}' holds the token id {max(sample.ids)}, but the target's "
+            f"vocabulary has only {vocab_size}; the file belongs to another target"
         )

@@ -20,7 +20,8 @@ from eyas.errors import EyasError
 class SamplingParams:
     """What a request asks of its answer. `max_new_tokens` counts the EOS; `sample` numbers several answers of one seed.
 
-    `top_k` 0, `top_p` 1 and `min_p` 0 keep everything. A `stop` string ends the text before it.
+    `top_k` 0, `top_p` 1 and `min_p` 0 keep everything. A `stop` string ends the text before it, a token of `stop_ids` after
+    it.
     """
 
     max_new_tokens: int = 256
@@ -31,6 +32,7 @@ class SamplingParams:
     seed: int = 0
     sample: int = 0
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
