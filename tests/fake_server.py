@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif wrong:
                 self._send(wrong, {"error": {"message": "told to fail"}}, fake.headers)
             else:
-                self._send(*fake.reply(self.path.removeprefix("/v1") if self.path == "/generate" else self.path, body))
+                self._send(*fake.reply(self.path, body))
         finally:
             with fake.lock:
                 fake.in_flight -= 1
@@ -131,5 +131,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Length": str(len(raw)), "Content-Type": "application/json", **(headers or {})}.items():
             self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(raw)
+        with suppress(OSError):  # the other side has gone
+            self.end_headers()
+            self.wfile.write(raw)

@@ -283,4 +283,4 @@ def test_warnings_and_colours():
     late = Sample("", encode(tokenizer, "hello<s>"), [(0, 2)])
     assert len(sample_warnings(late, tokenizer, ends)) == 3
     cut = Sample("", row.ids[:-1], [(3, len(row.ids) - 1)], finish="length")
-    assert sample_warnings(cut, tokenizer, ends) == []
+    assert sample_warnings(cut, tokenizer, ends) == ["an answer was cut at the limit"]

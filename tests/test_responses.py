@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from eyas.chat import render
-from eyas.data.inspection import look
+from eyas.data.inspection import warnings_of
 from eyas.data.jsonl import GrowingFile
 from eyas.data.prompts import Prompt
 from eyas.data.responses import respond
@@ -27,6 +27,7 @@ from eyas.data.samples import (
 )
 from eyas.data.self_prompts import write_own_prompts
 from eyas.data.temperatures import Temperatures
+from eyas.data.texts import load_texts, split_for_training, training_texts
 from eyas.decoding.sampling import SamplingParams
 from eyas.errors import EyasError
 from tests.fake_engine import FakeEngine
@@ -50,7 +51,18 @@ def rows(path):
 
 def test_stored_tokens_are_the_prompts_the_engine_saw_and_what_it_wrote(tmp_path):
     e, out, seen = engine(), tmp_path / "r.jsonl", []
-    done = respond(e, PROMPTS, out, params=PARAMS, on_result=lambda r: seen.append(r.id))
+
+    class Sink:
+        def take(self, result):
+            seen.append(result.id)
+
+        def bytes_needed(self, tokens, supervised):
+            return 0
+
+        def bytes_unpacked(self, tokens):
+            return 0
+
+    done = respond(e, PROMPTS, out, params=PARAMS, features=Sink())
     assert (done.written, done.kept, done.finish) == (12, 0, {"eos": 12})
     header = json.loads(out.read_text().splitlines()[0])
     assert (header["eyas"], header["target"], header["target_name"]) == ("responses", "f" * 16, "fake")
@@ -448,17 +460,55 @@ def test_look_at_answers_and_at_conversations(tmp_path):
     e.target.tokenizer = toy_tokenizer(LLAMA3, bos="<s>", eos="<|eot|>")
     e.target.eos_ids = frozenset({e.target.tokenizer.eos_token_id})
     respond(e, PROMPTS, tmp_path / "r.jsonl", params=PARAMS)
-    found = look(tmp_path / "r.jsonl", e.target)
-    assert (len(found.samples), found.warnings, found.roles) == (12, {}, {})
+    found = load_texts(tmp_path / "r.jsonl", e.target)
+    assert (len(found.samples), warnings_of(found, e.target), found.roles) == (12, {}, {})
     chats = write(tmp_path / "c.jsonl", [{"messages": [user("hello"), assistant("hi")]}, {"prompt": "unanswered"}, "{"])
-    found = look(chats, e.target)
+    found = load_texts(chats, e.target)
     assert found.roles == {"user": 2, "assistant": 1}
-    assert (len(found.samples), len(found.bad)) == (1, 1)
-    questions = write(tmp_path / "q.jsonl", [{"prompt": "hello"}])
-    assert look(questions, e.target).warnings == {"nothing is supervised": (1, look(questions, e.target).samples[0].id)}
+    assert (found.given, len(found.samples), len(found.unanswered), len(found.bad)) == (True, 1, 1, 1)
+    assert warnings_of(found, e.target) == {}
+    found = load_texts(write(tmp_path / "q.jsonl", [{"prompt": "hello"}]), e.target)
+    assert warnings_of(found, e.target) == {"nothing is supervised": (1, found.unanswered[0].id)}
     e.target.fingerprint = "another"
     with pytest.raises(EyasError, match="written by the target"):
-        look(tmp_path / "r.jsonl", e.target)
+        load_texts(tmp_path / "r.jsonl", e.target)
+
+
+def test_what_looks_wrong_is_said(tmp_path):
+    e = engine(lambda ask: "x y " * 40)
+    respond(e, PROMPTS[:3], tmp_path / "cut.jsonl", params=PARAMS)
+    cut = load_texts(tmp_path / "cut.jsonl", e.target)
+    assert warnings_of(cut, e.target) == {"an answer was cut at the limit": (3, cut.samples[0].id)}
+    foreign = engine(template=LLAMA3).target
+    assert warnings_of(cut, foreign)["rendered with another chat template than the target's"][0] == 3
+    tokenizer = e.target.tokenizer
+    end, ask = tokenizer.eos_token_id, render(tokenizer, [user("hello")])
+    texts = [("a", [*ask, 90, end]), ("b", [*ask, end]), ("c", [*ask[:-2], 90, end]), ("d", [*ask, 90, end])]
+    lines = [{"id": name, "ids": ids, "prompt_len": len(ids) - (1 if name == "b" else 2)} for name, ids in texts]
+    found = load_texts(write(tmp_path / "w.jsonl", lines), e.target)
+    assert [s.id for s in found.samples] == ["a", "b", "c"] and found.duplicates == 1
+    assert warnings_of(found, e.target) == {
+        "an answer is nothing but its end": (1, "b"),
+        "asks what an earlier one asks, so both sides of a split may hold it": (1, "b"),
+        "the template's generation prompt does not stand before an answer (another template, or other flags?)": (1, "c"),
+    }
+
+
+def test_given_answers_are_trained_on_with_advice(tmp_path, capsys):
+    target = engine().target
+    rows_ = [{"messages": [user(f"hello {i}"), assistant("hi")]} for i in range(6)]
+    path = write(tmp_path / "c.jsonl", [*rows_, rows_[0], {"prompt": "unanswered"}, "{"])
+    samples = training_texts(path, target)
+    assert [s.supervised for s in samples] == [3] * 6
+    told = " ".join(capsys.readouterr().err.split())
+    for part in ("a head drafts better after answers that the target itself wrote", "1 conversations have no answer",
+                 "1 texts say again", "c.jsonl:9: not JSON"):  # fmt: skip
+        assert part in told
+    split = split_for_training(samples, held_out=1, max_length=512, seed=0)
+    assert (len(split.learn), len(split.choose), len(split.aside)) == (4, 1, 1)
+    assert split.line().startswith("training: 4 to learn from, 1 to choose by, 1 kept for races; 0 cut")
+    with pytest.raises(EyasError, match="no conversation has an answer; `eyas respond"):
+        training_texts(write(tmp_path / "q.jsonl", [{"prompt": "hello"}]), target)
 
 
 # -- with the real engine ----------------------------------------------------------------------------------------------
@@ -569,7 +619,7 @@ def test_embedded_target_answers_and_writes_prompts(tmp_path):
         assert text.startswith(begin + "<|im_start|>user\n")
         assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
         assert text.count(begin) == 1
-    assert look(out, target).warnings == {}
+    assert set(warnings_of(load_texts(out, target), target)) <= {"an answer was cut at the limit"}
     given, _ = given_samples([Prompt("g", [user("Hi"), assistant("Hello!"), user("Bye"), assistant("Bye!")])], target.tokenizer)
     assert [target.tokenizer.decode(given[0].ids[a:b]) for a, b in given[0].spans] == [
         "Hello!<|im_end|>",

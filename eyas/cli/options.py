@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from eyas.errors import EyasError
+from eyas.estimate import Consent
 from eyas.target import Target
 
 
@@ -50,6 +52,15 @@ def _options(
     ] = TargetChoice.taps,
 ) -> TargetChoice:
     return TargetChoice(target, weights, dtype, device, taps)
+
+
+Yes = Annotated[bool, typer.Option("--yes", help="ask no question before a long job")]
+Force = Annotated[bool, typer.Option("--force", help="begin though disk or memory seem too small")]
+
+
+def consent(yes: bool, force: bool) -> Consent:
+    """What the user lets a job begin with; without a terminal there is nobody to ask."""
+    return Consent(None if yes or not sys.stdin.isatty() else typer.confirm, force)
 
 
 def takes_target(**defaults: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

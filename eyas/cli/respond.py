@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from eyas.chat import parse_flags
-from eyas.cli.options import TargetChoice, takes_target
+from eyas.cli.options import Force, TargetChoice, Yes, consent, takes_target
 from eyas.data.asking import AnsweringEngine
 from eyas.data.prompts import Prompt, read_prompts
 from eyas.data.responses import respond as answer
-from eyas.data.rows import report_bad
+from eyas.data.rows import report_bad, report_skipped
 from eyas.data.self_prompts import write_own_prompts
 from eyas.data.server import ServedTarget, ServerEngine
 from eyas.data.store import FeatureStore, features_beside
@@ -31,7 +31,10 @@ def respond(
     target: TargetChoice,
     prompts: Annotated[
         Path | None,
-        typer.Argument(help="JSONL, JSON, Parquet, CSV or text (one prompt a line); left out with --self-prompts"),
+        typer.Argument(
+            help="a JSONL, JSON, Parquet, CSV or text file, a folder of them, or a data set: hub:NAME:SPLIT, "
+            "hub:NAME/CONFIG:SPLIT; left out with --self-prompts"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="JSON-lines file of answers; an interrupted run goes on with it")] = Path(
         "responses.jsonl"
@@ -55,6 +58,8 @@ def respond(
     flag: Annotated[
         list[str] | None, typer.Option(help="for the chat template, e.g. enable_thinking=false; repeatable")
     ] = None,
+    yes: Yes = False,
+    force: Force = False,
 ) -> None:
     """Let the target answer prompts: the text that a draft head learns from.
 
@@ -85,28 +90,23 @@ def respond(
         left = None if minutes is None else max(0.0, minutes - (time.monotonic() - start) / 60)
         settings: dict[str, Any] = {
             "params": params, "temperatures": mix, "flags": flags, "rewrite": not keep_answers, "minutes": left,
+            "consent": consent(yes, force),
         }  # fmt: skip
         if features:
             with FeatureStore(features_beside(out), engine.target) as store:
-                done = answer(engine, asked, out, on_result=store.take, **settings)
+                done = answer(engine, asked, out, features=store, **settings)
         else:
             done = answer(engine, asked, out, **settings)
     except KeyboardInterrupt:
         console.print(f"stopped; what was finished is kept in {out}, run the same command again to go on", markup=False)
         raise typer.Exit(130) from None
-    report_refused(done.refused + done.failed)
+    report_skipped(done.refused + done.failed)
     console.print(f"{out}: {done.line()}", markup=False)
-
-
-def report_refused(refused: list[tuple[str, str]]) -> None:
-    """Print the first of the conversations that were skipped, why, and how many there were."""
-    for name, why in refused[:3]:
-        console.print(f"skipped '{name}': {why}", style="yellow", markup=False)
-    if len(refused) > 3:
-        console.print(f"{len(refused)} conversations skipped in all", style="yellow", markup=False)
 
 
 def _read(path: Path) -> list[Prompt]:
     read = read_prompts(path)
     report_bad(read.bad)
+    if read.duplicates:
+        console.print(f"{read.duplicates:,} prompts say again what an earlier one says and are left out")
     return read.prompts

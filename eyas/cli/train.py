@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from eyas.chat import parse_flags
 from eyas.cli.options import TargetChoice, takes_target
-from eyas.data.samples import read_responses
 from eyas.data.store import features_beside
+from eyas.data.texts import training_texts
 from eyas.errors import EyasError, first_fault
 from eyas.progress import console
 from eyas.training.config import TrainConfig
@@ -21,7 +22,7 @@ DEFAULTS = {name: field.default for name, field in TrainConfig.model_fields.item
 
 @takes_target()
 def train(
-    responses: Annotated[Path, typer.Argument(help="answers of the target, as `eyas respond` writes them")],
+    responses: Annotated[Path, typer.Argument(help="answers of the target, as `eyas respond` writes them; or conversations")],
     target: TargetChoice,
     out: Annotated[Path, typer.Option(help="folder of the head; an interrupted run goes on there")] = Path("head"),
     minutes: Annotated[float | None, typer.Option(help="length of the run in minutes")] = None,
@@ -41,6 +42,7 @@ def train(
     batch_slots: Annotated[int, typer.Option(help="slots of one micro-batch")] = DEFAULTS["slots_per_batch"],
     accumulate: Annotated[int, typer.Option(help="micro-batches per optimiser step")] = DEFAULTS["accumulate"],
     seed: Annotated[int, typer.Option()] = DEFAULTS["seed"],
+    flag: Annotated[list[str] | None, typer.Option(help="for the chat template of conversations; repeatable")] = None,
 ) -> None:
     """Train an EAGLE-3 head on RESPONSES. Ctrl-C loses nothing: run the same command again."""
     settings: dict[str, Any] = {
@@ -53,7 +55,7 @@ def train(
     except ValidationError as error:
         raise EyasError(first_fault(error)) from error
     model = target.load()
-    samples = read_responses(responses, fingerprint=model.fingerprint, vocab_size=model.vocab_size, tokenizer=model.tokenizer)
+    samples = training_texts(responses, model, **parse_flags(flag or []))
     try:
         reached = run(
             model, samples, out, config, features=features or features_beside(responses), held_out=held_out,

@@ -7,23 +7,29 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from eyas.chat import Message, render, template_hash
 from eyas.data.asking import Answer, AnsweringEngine, Ask, Failed, ServedAnswer, written_by
+from eyas.data.forecast import FeatureSink, forecast
 from eyas.data.hashing import content_id, derived_seed, derived_share
 from eyas.data.jsonl import GrowingFile
 from eyas.data.prompts import Prompt
 from eyas.data.temperatures import Temperatures
 from eyas.errors import EyasError
+from eyas.estimate import Consent, Estimate, admit
 from eyas.progress import Meter, progress
 
 CALLING_ROLES = {"tool", "function", "ipython"}
+RENDERED = 64  # prompts from which the length of all is estimated
+ENOUGH_KNOWN = 16  # answers whose mean length is taken for that of the others; before, the limit is
 
 
 @dataclass
@@ -67,7 +73,7 @@ class Summary:
 def respond(
     engine: AnsweringEngine, prompts: Sequence[Prompt], out: Path | str, *, params: Any,
     temperatures: Temperatures | None = None, flags: dict[str, Any] | None = None, rewrite: bool = True,
-    minutes: float | None = None, on_result: Callable[[Any], None] | None = None,
+    minutes: float | None = None, features: FeatureSink | None = None, consent: Consent | None = None,
 ) -> Summary:  # fmt: skip
     """Let the engine's target answer `prompts` and append the answers to `out` as they finish.
 
@@ -80,21 +86,22 @@ def respond(
     `out` begins with a header (target, template, sampling) and then has rows {id, content, temperature, prompt_len,
     finish, ids}, `ids` being prompt and answer, to which answers of several turns add {conversation, turn}. What was
     asked before (by `content`, whatever its id) is kept and not asked again. After `minutes` no further prompt is asked;
-    what is in flight is still finished. `on_result` sees every result before its line is written, so what it keeps is
-    never behind the file.
+    what is in flight is still finished. `features` takes those of every result before its line is written, so it is
+    never behind the file. What a long job will take is measured and said first (`consent`).
 
-    Raises EyasError for no prompts, a file begun with other settings, a full disk, or when there is no answer in the
-    end though there was time for one.
+    Raises EyasError for no prompts, a file begun with other settings, a job that cannot fit, a full disk, or when there is
+    no answer in the end though there was time for one.
     """
     if not prompts:
         raise EyasError("no prompts to answer")
     tokenizer = engine.target.tokenizer
     mix = temperatures or Temperatures.of(params.temperature)
     with GrowingFile(Path(out), _header(engine, params, mix, flags or {}, rewrite)) as file:
-        job = _Job(engine, file, params, mix, flags or {}, minutes, on_result)
+        job = _Job(engine, file, params, mix, flags or {}, minutes, features)
         conversations = job.distinct([_Conversation.of(p, rewrite) for p in prompts])
         conversations.sort(key=lambda c: derived_share("order", params.seed, c.id))  # a run cut short is a fair sample
         job.take_over(conversations, tokenizer)
+        admit(job.forecast(conversations), consent or Consent())
         with progress("respond", sum(len(c.asks) for c in conversations), "answers") as meter:
             meter.resume_at(job.summary.kept)
             for turn in range(max(len(c.asks) for c in conversations)):
@@ -159,12 +166,13 @@ class _Job:
     mix: Temperatures
     flags: dict[str, Any]
     minutes: float | None
-    on_result: Callable[[Any], None] | None
+    features: FeatureSink | None
     summary: Summary = field(default_factory=Summary)
 
     def __post_init__(self) -> None:
         self.start = time.monotonic()
         self._answered: set[tuple[str, int]] = set()  # content and turn
+        self._lengths: list[int] = []  # of the answers that were there before, in tokens
         self._asked: dict[str, tuple[_Conversation, int, Ask]] = {}  # in flight, by the conversation's id
 
     def distinct(self, conversations: list[_Conversation]) -> list[_Conversation]:
@@ -187,11 +195,27 @@ class _Job:
             key = str(row.get("content")), int(row.get("turn", 1)) - 1
             if key in wanted:
                 self._answered.add(key)
+                self._lengths.append(len(row["ids"]) - row["prompt_len"])
                 texts[key] = answer_text(tokenizer, row["ids"][row["prompt_len"] :], self.params.stop)
         for c in conversations:
             while (c.content, len(c.answers)) in texts:
                 c.answers.append(texts[c.content, len(c.answers)])
         self.summary.kept = len(self._answered)
+
+    def forecast(self, conversations: Sequence[_Conversation]) -> Estimate:
+        """What the answers that are not there yet will take."""
+        left = [c for c in conversations if len(c.answers) < len(c.asks)]
+        known = len(self._lengths) >= ENOUGH_KNOWN
+        prompts = []
+        for c in left[:: max(1, len(left) // RENDERED)][:RENDERED]:
+            with suppress(EyasError):  # it will be refused when its turn comes
+                ids = render(self.engine.target.tokenizer, c.prompt(len(c.answers)), tools=c.tools, **self.flags)
+                prompts.append(ids[: self.engine.max_length - self.params.max_new_tokens])
+        return forecast(
+            self.engine, [ids for ids in prompts if ids], sum(len(c.asks) - len(c.answers) for c in left), self.params,
+            answer_tokens=mean(self._lengths) if known else self.params.max_new_tokens, folder=self.file.path.parent,
+            features=self.features, probe=self.minutes is None,
+        )  # fmt: skip
 
     def run(self, conversations: Sequence[_Conversation], turn: int, meter: Meter) -> None:
         """Ask for answer `turn` of all `conversations` that have come that far."""
@@ -245,8 +269,8 @@ class _Job:
 
     def _keep(self, result: Answer) -> None:
         conversation, turn, ask = self._asked.pop(result.id)
-        if self.on_result is not None:
-            self.on_result(result)
+        if self.features is not None:
+            self.features.take(result)
         row: dict[str, Any] = {
             "id": conversation.answer_id(turn), "content": conversation.content, "temperature": ask.params.temperature,
             "prompt_len": len(ask.ids), "finish": result.finish, "ids": [*ask.ids, *result.ids],

@@ -8,7 +8,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +84,14 @@ def report_bad(bad: Iterable[BadRow], what: str = "rows") -> None:
         console.print(f"skipped {row.file}:{row.line}: {row.why}", style="yellow", markup=False)
     if len(rows) > SHOWN:
         console.print(f"skipped {len(rows)} {what} in all", style="yellow", markup=False)
+
+
+def report_skipped(skipped: Sequence[tuple[str, str]]) -> None:
+    """Print the first of the conversations (id, why) that were skipped, and how many there were."""
+    for name, why in skipped[:SHOWN]:
+        console.print(f"skipped '{name}': {why}", style="yellow", markup=False)
+    if len(skipped) > SHOWN:
+        console.print(f"{len(skipped):,} conversations skipped in all", style="yellow", markup=False)
 
 
 def _kind(path: Path) -> str:

@@ -25,12 +25,13 @@ __all__ = [
 
 @dataclass
 class ResponseFile:
-    """What a file of answers held: `samples`, the rows that were none, and the header (empty where the file has
-    none)."""
+    """What a file of answers held: `samples`, the rows that were none, the header (empty where the file has none), and how
+    many texts said, under another id, the same as an earlier one and were left out."""
 
     samples: list[Sample] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
+    duplicates: int = 0
 
 
 def open_responses(
@@ -62,17 +63,22 @@ def open_responses(
                 if tuple(sample.ids) not in texts:
                     _check_ids(record, sample, vocab_size)
                     texts.add(tuple(sample.ids))
-                    joined = sample.conversation and len(texts) == 1
+                    first = sample.conversation and len(texts) == 1
                     if len(texts) > 1 and not sample.conversation:
                         sample = replace(sample, conversation=sample.id)
-                    turns[sample.conversation, 0 if joined else number][turn] = sample
+                    turns[sample.conversation, 0 if first else number][turn] = sample
                     continue
                 why = f"says again what an earlier row with the id {sample.id!r} says"
         out.bad.append(record.bad(why))
-    out.samples = _named_apart([s for told in turns.values() for s in merge_turns([told[turn] for turn in sorted(told)])])
+    joined = [s for told in turns.values() for s in merge_turns([told[turn] for turn in sorted(told)])]
+    distinct: dict[tuple[tuple[int, ...], tuple[tuple[int, int], ...]], Sample] = {}
+    for sample in joined:
+        distinct.setdefault((tuple(sample.ids), tuple(sample.spans)), sample)
+    out.duplicates = len(joined) - len(distinct)
+    out.samples = _named_apart(list(distinct.values()))
     if not out.samples:
-        first = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
-        raise EyasError(f"{path}: no answer to learn from in it ({len(out.bad)} bad rows{first})")
+        why = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
+        raise EyasError(f"{path}: no answer to learn from in it ({len(out.bad)} bad rows{why})")
     return out
 
 

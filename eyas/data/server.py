@@ -190,7 +190,7 @@ class ServerEngine:
                     self._give_up_if_gone()
                 while True:
                     while len(running) < self.max_rows and (ask := next(source, None)) is not None:
-                        running.add(asyncio.create_task(self._answer(client, self._dialect, ask)))
+                        running.add(asyncio.create_task(self._answer(client, ask)))
                     if not running:
                         return
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -202,9 +202,10 @@ class ServerEngine:
                     task.cancel()
                 await asyncio.gather(*running, *done, return_exceptions=True)
 
-    async def _answer(self, client: Any, dialect: Dialect, ask: Ask) -> ServedAnswer | Failed:
+    async def _answer(self, client: Any, ask: Ask) -> ServedAnswer | Failed:
+        assert self._dialect is not None  # settled by the first answer
         try:
-            reply = await self._ask(client, dialect, ask)
+            reply = await self._ask(client, self._dialect, ask)
         except self._openai.APIStatusError as error:
             self._refuse_key(error)
             if error.status_code < 500 and error.status_code != 429:  # this request's own fault

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from eyas.chat import Sample
 from eyas.data.features import Features, read_features, text_key
-from eyas.data.samples import held_out_split, truncate
 from eyas.data.store import FeatureStore
+from eyas.data.texts import split_for_training
 from eyas.errors import EyasError
 from eyas.files import write_text
 from eyas.heads.config import DRAFT_VOCABULARY
@@ -50,12 +50,10 @@ def train(
     from 1 on, the number) of texts that the run never sees, so that the head can be measured on them; as many again choose
     the best head. Raises EyasError for data with nothing to learn from, or when `out` holds a run with other settings.
     """
-    cut = truncate(samples, max_length)
-    if cut.dropped:
-        console.print(f"{cut.dropped} texts have no supervised token within {max_length} tokens and are left out")
-    rest, _ = held_out_split(cut.samples, held_out, seed=config.seed)
-    learn, choose = held_out_split(rest, held_out, seed=config.seed + 1)
-    learn, choose = _settle(out, config, target, cut.samples, learn, choose)
+    texts = split_for_training(samples, held_out=held_out, max_length=max_length, seed=config.seed)
+    if texts.dropped:
+        console.print(f"{texts.dropped} texts have no supervised token within {max_length} tokens and are left out")
+    learn, choose = _settle(out, config, target, [*texts.learn, *texts.choose, *texts.aside], texts.learn, texts.choose)
     with FeatureStore(features, target) as store:
         _complete(store, target, [*learn, *choose])
         counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
