@@ -9,7 +9,7 @@ import typer
 from pydantic import ValidationError
 
 from eyas.chat import parse_flags
-from eyas.cli.options import TargetChoice, takes_target
+from eyas.cli.options import Force, TargetChoice, Yes, consent, takes_target
 from eyas.data.store import features_beside
 from eyas.data.texts import training_texts
 from eyas.errors import EyasError, first_fault
@@ -43,6 +43,8 @@ def train(
     accumulate: Annotated[int, typer.Option(help="micro-batches per optimiser step")] = DEFAULTS["accumulate"],
     seed: Annotated[int, typer.Option()] = DEFAULTS["seed"],
     flag: Annotated[list[str] | None, typer.Option(help="for the chat template of conversations; repeatable")] = None,
+    yes: Yes = False,
+    force: Force = False,
 ) -> None:
     """Train an EAGLE-3 head on RESPONSES. Ctrl-C loses nothing: run the same command again."""
     settings: dict[str, Any] = {
@@ -59,7 +61,7 @@ def train(
     try:
         reached = run(
             model, samples, out, config, features=features or features_beside(responses), held_out=held_out,
-            max_length=max_length,
+            max_length=max_length, consent=consent(yes, force),
         )  # fmt: skip
     except KeyboardInterrupt:
         console.print(f"stopped; the run is kept in {out}, run the same command again to go on", markup=False)

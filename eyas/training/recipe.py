@@ -13,6 +13,7 @@ from eyas.data.features import Features, read_features, text_key
 from eyas.data.store import FeatureStore
 from eyas.data.texts import split_for_training
 from eyas.errors import EyasError
+from eyas.estimate import Consent, admit
 from eyas.files import write_text
 from eyas.heads.config import DRAFT_VOCABULARY
 from eyas.heads.start import new_head
@@ -22,6 +23,7 @@ from eyas.target import Target
 from eyas.training.acceptance import Acceptance
 from eyas.training.checkpoint import STATE
 from eyas.training.config import TrainConfig
+from eyas.training.forecast import reading_forecast, training_forecast
 from eyas.training.loop import Trainer
 
 
@@ -42,20 +44,21 @@ class Stored(Sequence[Features]):
 
 def train(
     target: Target, samples: Sequence[Sample], out: Path, config: TrainConfig, *, features: Path,
-    held_out: float = 0.05, max_length: int = 1024,
+    held_out: float = 0.05, max_length: int = 1024, consent: Consent | None = None,
 ) -> Acceptance:  # fmt: skip
     """Train a head for `target` on `samples` and leave the best one in `out`; a run in `out` is taken up where it stopped.
 
     `features` is the folder of the feature store: what it lacks is read from the target first. `held_out` is the share (or,
     from 1 on, the number) of texts that the run never sees, so that the head can be measured on them; as many again choose
-    the best head. Raises EyasError for data with nothing to learn from, or when `out` holds a run with other settings.
+    the best head. What a long job will take is measured and said first (`consent`). Raises EyasError for data with nothing
+    to learn from, a job that cannot fit, or when `out` holds a run with other settings.
     """
     texts = split_for_training(samples, held_out=held_out, max_length=max_length, seed=config.seed)
     if texts.dropped:
         console.print(f"{texts.dropped} texts have no supervised token within {max_length} tokens and are left out")
     learn, choose = _settle(out, config, target, [*texts.learn, *texts.choose, *texts.aside], texts.learn, texts.choose)
     with FeatureStore(features, target) as store:
-        _complete(store, target, [*learn, *choose])
+        _complete(store, target, [*learn, *choose], consent or Consent())
         counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
         size = min(config.draft_vocab_size or DRAFT_VOCABULARY, target.vocab_size)
         d2t = choose_vocabulary(counts, size)
@@ -70,6 +73,8 @@ def train(
         )
         if trainer.resume():
             console.print(f"going on at step {trainer.step:,}, {trainer.elapsed / 60:.1f} minutes in")
+        if trainer.progress < 1:
+            admit(training_forecast(trainer, out), consent or Consent())
         return trainer.run()
 
 
@@ -110,11 +115,13 @@ def _settle(
     return [here[key] for key in keys[0]], [here[key] for key in keys[1]]
 
 
-def _complete(store: FeatureStore, target: Target, samples: Sequence[Sample]) -> None:
+def _complete(store: FeatureStore, target: Target, samples: Sequence[Sample], consent: Consent) -> None:
     """Read from the target the features that the store lacks."""
     missing = [s for s in samples if text_key(s) not in store]
     if not missing:
         return
+    admit(reading_forecast(store, target, missing), consent)
+    missing = [s for s in missing if text_key(s) not in store]
     tokens = sum(len(s.ids) for s in missing)
     with progress("features", tokens, "tokens") as meter, Interrupt() as interrupt:
         for sample in missing:
