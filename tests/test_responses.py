@@ -8,10 +8,12 @@ import json
 import os
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from eyas.chat import render
+from eyas.data.features import text_key
 from eyas.data.inspection import warnings_of
 from eyas.data.jsonl import GrowingFile
 from eyas.data.prompts import Prompt
@@ -26,6 +28,7 @@ from eyas.data.samples import (
     truncate,
 )
 from eyas.data.self_prompts import write_own_prompts
+from eyas.data.store import FeatureStore
 from eyas.data.temperatures import Temperatures
 from eyas.data.texts import load_texts, split_for_training, training_texts
 from eyas.decoding.sampling import SamplingParams
@@ -409,6 +412,23 @@ def test_truncation_drops_and_counts_what_has_nothing_left_to_learn():
     assert all(s.supervised for s in done.samples)
     with pytest.raises(EyasError, match="none of the 1 samples has a supervised token among its first 6"):
         truncate(samples[2:3], 6)
+
+
+def test_features_are_kept_apart_by_everything_that_shapes_them(tmp_path):
+    """Tokens, supervision and length name a text; target, taps, weights, dtype and teacher name a store."""
+    text = Sample("a", [1, 2, 3, 4, 5], [(2, 5)])
+    others = [truncate([text], 4).samples[0], replace(text, spans=[(3, 5)]), replace(text, ids=[1, 2, 3, 4, 6])]
+    assert len({text_key(s) for s in [text, *others]}) == 4
+    assert text_key(replace(text, id="b", finish="eos", conversation="c")) == text_key(text)
+    target = SimpleNamespace(fingerprint="f", tap_ids=(1, 2, 3), weights="stock", dtype="torch.float32", hidden_size=4)
+    (tmp_path / "index.json").write_text(json.dumps({"made_for": FeatureStore(tmp_path / "x", target)._made_for, "shards": []}))
+    FeatureStore(tmp_path, target)
+    changes = {"fingerprint": "g", "tap_ids": (1, 2, 4), "weights": "fp16", "dtype": "torch.bfloat16"}
+    for name, value in changes.items():
+        with pytest.raises(EyasError, match="were made with"):
+            FeatureStore(tmp_path, SimpleNamespace(**{**vars(target), name: value}))
+    with pytest.raises(EyasError, match="were made with top_k 32, this run has 8"):
+        FeatureStore(tmp_path, target, top_k=8)
 
 
 def test_held_out_split_is_drawn_from_the_ids_alone():

@@ -41,6 +41,7 @@ class FeatureStore:
         self.folder = Path(folder)
         self._made_for = {
             "target": target.fingerprint, "taps": list(target.tap_ids), "weights": target.weights, "top_k": top_k,
+            "dtype": str(target.dtype).removeprefix("torch."),
         }  # fmt: skip
         self._hidden_size, self._top_k = target.hidden_size, top_k
         self._shards: list[dict[str, Any]] = []
@@ -51,7 +52,7 @@ class FeatureStore:
         if index.is_file():
             try:
                 kept = json.loads(index.read_text(encoding="utf-8"))
-                made_for, self._shards = kept["made_for"], kept["shards"]
+                made_for, self._shards = {"dtype": "float32", **kept["made_for"]}, kept["shards"]
                 for number, shard in enumerate(self._shards):
                     self._where.update({key: (number, place) for place, key in enumerate(shard["texts"])})
             except (ValueError, KeyError, TypeError, AttributeError) as error:
