@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -82,7 +82,7 @@ class ServerEngine:
         self.max_rows, self._retries, self._seconds = max_rows, retries, seconds
         self._in_a_row, self._last_loss = 0, ""  # answers lost since the last that came, and why
         model, limit = asyncio.run(self._find_model(model))
-        self.target = ServedTarget(**{**vars(target), "served_as": model})
+        self.target = replace(target, served_as=model)
         self.max_length = min(max_length, target.max_length, limit or max_length)
         self._dialect: Dialect | None = None  # settled by the first answer
 
