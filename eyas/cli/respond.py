@@ -10,7 +10,6 @@ import typer
 
 from eyas.chat import parse_flags
 from eyas.cli.options import Force, TargetChoice, Yes, consent, takes_target
-from eyas.data.asking import AnsweringEngine
 from eyas.data.prompts import Prompt, read_prompts
 from eyas.data.responses import respond as answer
 from eyas.data.rows import report_bad, report_skipped
@@ -72,7 +71,7 @@ def respond(
     asked = _read(prompts) if prompts is not None else []
     params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed)
     if server is None:
-        engine: AnsweringEngine = Engine(target.load(), max_rows=batch, max_length=max_length, features=features)
+        engine: Any = Engine(target.load(), max_rows=batch, max_length=max_length)
     elif features:
         raise EyasError("a server gives no features; leave --features out, `eyas train` reads them from the target")
     elif target != TargetChoice(target.spec):
@@ -93,6 +92,7 @@ def respond(
             "consent": consent(yes, force),
         }  # fmt: skip
         if features:
+            engine.features = True
             with FeatureStore(features_beside(out), engine.target) as store:
                 done = answer(engine, asked, out, features=store, **settings)
         else:
