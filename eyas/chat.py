@@ -31,7 +31,8 @@ class Sample:
     supervised.
 
     `finish` says how the answers ended ("length": one of them was cut at the limit; else the last one's "eos" or
-    "stop"; "": unknown), `temperature` at which the last was sampled.
+    "stop"; "": unknown), `temperature` at which the last was sampled. `conversation` names what the text was made of
+    where that is not the text itself (one of several turns, one of several answers); those stay on one side of a split.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Sample:
     category: str = ""
     finish: str = ""
     temperature: float | None = None
+    conversation: str = ""
 
     @property
     def supervised(self) -> int:
@@ -134,7 +136,7 @@ def supervised_rows(
     merged = merge_turns(rows)
     if len(merged) == 1:
         return merged
-    return [replace(row, id=f"{id}#{number}") for number, row in enumerate(merged, 1)]
+    return [replace(row, id=f"{id}#{number}", conversation=id) for number, row in enumerate(merged, 1)]
 
 
 def merge_turns(rows: Sequence[Sample]) -> list[Sample]:
@@ -174,6 +176,12 @@ def template_hash(tokenizer: PreTrainedTokenizerBase, **flags: Any) -> str:
     """16 hex digits over the template's text and the flags: part of the key of everything rendered with them."""
     told = json.dumps([tokenizer.chat_template, flags], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """16 hex digits that name the vocabulary: every token with its id."""
+    told = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]), ensure_ascii=False)
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def parse_flags(texts: Iterable[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eyas.errors import EyasError, why_not_written
 from eyas.files import cache_dir, sha256
+from eyas.hub import hub_model
 from eyas.progress import console
 from eyas.shards import PICKLE, SAFETENSORS, index_path, numbered_shards
 
@@ -33,7 +34,8 @@ CACHE_VERSION = "1"  # part of the cache key: raise it when the conversion below
 def locate(spec: str) -> str:
     """The directory or hub id behind `spec` ("smollm2", a GGUF file, a directory or a hub id).
 
-    Raises EyasError when a file or directory is named that does not exist or holds no model.
+    Raises EyasError when a file or directory is named that does not exist or holds no model, and when the hub has no such
+    model or cannot be reached.
     """
     if spec == EMBEDDED:
         return str(_converted(_embedded_gguf()))
@@ -48,7 +50,7 @@ def locate(spec: str) -> str:
         return str(_with_index(path))
     if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
         raise EyasError(f"target '{spec}': no such directory")
-    return spec
+    return hub_model(spec)
 
 
 def stored_dtype(location: str) -> str:

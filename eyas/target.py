@@ -204,6 +204,10 @@ class Target:
         if weights not in get_args(Weights):
             raise EyasError(f"unknown weight packing '{weights}'; choose one of {', '.join(get_args(Weights))}")
         where = device_map if device_map is not None else device
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise EyasError(f"device '{device}' cannot be used here: {str(error).splitlines()[0]}") from error
         model, tokenizer = load_model(locate(str(spec)), dtype=DTYPES[dtype], device_map=where, name=str(spec))
         return cls(model, tokenizer, name=str(spec), taps=taps, weights=cast(Weights, weights))
 

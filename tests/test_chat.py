@@ -283,4 +283,24 @@ def test_warnings_and_colours():
     late = Sample("", encode(tokenizer, "hello<s>"), [(0, 2)])
     assert len(sample_warnings(late, tokenizer, ends)) == 3
     cut = Sample("", row.ids[:-1], [(3, len(row.ids) - 1)], finish="length")
-    assert sample_warnings(cut, tokenizer, ends) == []
+    assert sample_warnings(cut, tokenizer, ends) == ["an answer was cut at the limit"]
+
+
+def test_reasoning_around_a_tool_call_is_kept_as_long_as_the_template_keeps_it():
+    """Both thoughts of one question stand in one row; after the next question the template strips them, in a row of its own."""
+    tokenizer = toy_tokenizer(QWEN3)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    chat = [
+        {"role": "system", "content": "be brief"}, user("hello"), assistant("", reasoning_content="plan", tool_calls=[call]),
+        {"role": "tool", "content": "2"}, assistant("two", reasoning_content="sum"), user("end"),
+        assistant("bye", reasoning_content="last"),
+    ]  # fmt: skip
+    first, second = supervised_rows(tokenizer, chat, id="t")
+    assert [text.split("\n")[1] for text in spoken(tokenizer, first)] == ["plan", "sum"]
+    assert "<tool_call>" in spoken(tokenizer, first)[0]
+    assert spoken(tokenizer, second) == ["<think>\nlast\n</think>\n\nbye<|im_end|>"]
+    assert (first.conversation, second.conversation) == ("t", "t")
+    unsupervised = tokenizer.decode([i for i, said in zip(first.ids, first.mask(), strict=True) if not said])
+    assert "be brief" in unsupervised and "<tool_response>\n2" in unsupervised  # read, not learnt
+    asked = tokenizer.decode(second.ids[: second.spans[0][0]])
+    assert "plan" not in asked and "<tool_call>" in asked

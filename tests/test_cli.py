@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from eyas.cli.main import main
+from eyas.cli.options import TargetChoice
 from tests.tiny import tiny_target
 
 
@@ -63,6 +64,19 @@ def test_the_commands_in_a_row(target_dir: Path, tmp_path: Path, capsys: pytest.
     assert eyas("data", "show", answers, *target) == 0
 
 
+def test_every_command_that_loads_a_target_takes_the_same_options(target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["respond"], ["train"], ["generate"], ["bench"], ["data", "show"], ["demo"]):
+        capsys.readouterr()
+        assert eyas(*command, "--help") == 0
+        told = capsys.readouterr().out
+        assert all(f"--{name}" in told for name in ("target", "weights", "dtype", "device", "taps")), command
+    how = ("--target", target_dir, "--taps", "1,4,6", "--dtype", "bfloat16", "--device", "cpu", "--max-new-tokens", 2)
+    assert eyas("generate", "hello", *how) == 0
+    assert TargetChoice("x", weights="fp16", taps="1,2,3").arguments() == [
+        "--target", "x", "--weights", "fp16", "--taps", "1,2,3",
+    ]  # fmt: skip
+
+
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     """What was printed as the error; there must be exactly one such line."""
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
@@ -98,6 +112,10 @@ def test_bad_input_is_one_line_and_a_code(
         (("generate", "x", *target, "--head", not_a_head), "config.json is missing"),
         (("generate", "x", *target, "--tree", "bushy"), "bushy"),
         (("generate", "x", *target, "--weights", "fp4"), "fp4"),
+        (("generate", "x", *target, "--dtype", "fp4"), "fp4"),
+        (("generate", "x", *target, "--device", "moon"), "device 'moon' cannot be used here"),
+        (("generate", "x", *target, "--taps", "low"), "--taps low: three layer numbers"),
+        (("generate", "x", *target, "--taps", "0,1"), "three distinct layer numbers"),
         (("generate", "x " * 600, *target), "tokens"),
         (("generate", "x", *target, "--temperature", "-1"), "temperature"),
         (("bench", *target, "--prompts", tmp_path / "nothing.jsonl"), "nothing.jsonl"),

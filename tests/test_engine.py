@@ -313,8 +313,9 @@ def test_the_text_ends_inside_a_block_as_it_does_plainly(offset: int) -> None:
         (SamplingParams(max_new_tokens=24), frozenset({whole.ids[offset], 999})),
         (SamplingParams(max_new_tokens=offset), frozenset()),
         (SamplingParams(max_new_tokens=24, stop=(pieces[offset] + pieces[offset + 1],)), frozenset()),
+        (SamplingParams(max_new_tokens=24, stop_ids=(whole.ids[offset],)), frozenset()),
     ]
-    for (params, eos), finish in zip(ways, ("eos", "length", "stop"), strict=True):
+    for (params, eos), finish in zip(ways, ("eos", "length", "stop", "stop"), strict=True):
         got, want = run(params, eos)
         assert_same([got], [want])
         assert got.finish == finish

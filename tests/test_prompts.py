@@ -233,30 +233,30 @@ def test_temperatures():
 
 def test_opening_is_the_template_up_to_the_users_text():
     for template, before, closing in [
-        (CHATML, "<|im_start|>user\n", ""),
-        (QWEN3, "<|im_start|>user\n", ""),
+        (CHATML, "<|im_start|>user\n", "<|im_end|>"),
+        (QWEN3, "<|im_start|>user\n", "<|im_end|>"),
         (LLAMA3, "<s><|start|>user<|stop|>\n\n", "<|eot|>"),
         (PLAIN, "user:", "\n\n"),
         (MISTRAL, "<s>[INST]", "[/INST]"),
     ]:
         tokenizer = toy_tokenizer(template, bos="<s>")
-        opening = user_opening(tokenizer, {tokenizer.eos_token_id})
+        opening = user_opening(tokenizer)
         assert tokenizer.decode(opening.ids, skip_special_tokens=False).rstrip(" ") == before
-        assert opening.closing == closing
+        assert opening.closing == (closing if closing == "\n\n" else tokenizer.convert_tokens_to_ids(closing))
         assert opening.ids.count(tokenizer.bos_token_id) == (template in (LLAMA3, MISTRAL))
 
 
 def test_opening_keeps_the_models_default_system_prompt():
     template = "{% if messages[0].role != 'system' %}<|im_start|>system\nbe kind<|im_end|>\n{% endif %}" + CHATML
     tokenizer = toy_tokenizer(template)
-    opening = user_opening(tokenizer, {tokenizer.eos_token_id})
+    opening = user_opening(tokenizer)
     assert tokenizer.decode(opening.ids) == "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\n"
 
 
 def test_template_that_cannot_be_opened():
     for template in ("no text", "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"):
         with pytest.raises(EyasError, match="exactly once"):
-            user_opening(toy_tokenizer(template), set())
+            user_opening(toy_tokenizer(template))
 
 
 def own_engine(texts, **more):
@@ -340,7 +340,7 @@ def test_user_turn_that_a_special_token_closes(capsys):
     engine = FakeEngine(tokenizer, lambda ask: f"{GOOD}[/INST] and {ask.params.seed}")
     prompts = write_own_prompts(engine, 1, params=PARAMS)
     assert prompts[0].messages == [user(GOOD)]
-    assert engine.asked[0].params.stop == ("[/INST]",)
+    assert engine.asked[0].params.stop_ids == (tokenizer.convert_tokens_to_ids("[/INST]"),)
 
 
 def test_distinctness():

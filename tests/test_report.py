@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from eyas.bench.colour import ACCEPTED_STYLE, Colourer, Stretch, coloured_text, merged, stretches
+from eyas.bench.colour import ACCEPTED_STYLE, Colourer, Stretch, merged, stretches, styled
 from eyas.bench.figures import DEFINITIONS, PLAIN, RaceReport
 from eyas.bench.plots import smooth
 from eyas.bench.race import Rules, race
@@ -39,7 +39,7 @@ from tests.tiny import tiny_target
 
 @settings(deadline=None)
 @given(text=st.text(max_size=40), data=st.data())
-def test_coloured_text_is_the_decoded_text(text: str, data: st.DataObject) -> None:
+def test_stretches_are_the_decoded_text(text: str, data: st.DataObject) -> None:
     tokenizer = tiny_target().tokenizer
     ids = [i for i in tokenizer(text, add_special_tokens=False)["input_ids"] if i is not None]
     accepted = data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
@@ -78,17 +78,17 @@ def test_colours_can_be_fed_round_by_round() -> None:
     assert merged(parts + colourer.rest()) == stretches(ids, accepted, tokenizer)
 
 
-def test_coloured_text_marks_accepted_drafts_only() -> None:
+def test_colour_marks_accepted_drafts_only() -> None:
     target = tiny_target()
     engine = Engine(target, Eagle3Drafter(target, a_head()), tree=TreeShape(3, 8, 24), max_length=128)
     results = engine.generate([Request([1, 40 + i, 7], SamplingParams(max_new_tokens=40)) for i in range(6)])
     result = max(results, key=lambda r: sum(r.accepted))
     assert any(result.accepted)
-    text = coloured_text(result, target.tokenizer)
+    found = stretches(result.ids, result.accepted, target.tokenizer)
+    text = styled(found)
     assert text.plain == target.tokenizer.decode(result.ids, skip_special_tokens=True)
     marked = "".join(text.plain[s.start : s.end] for s in text.spans if s.style == ACCEPTED_STYLE)
-    expected = [s.text for s in stretches(result.ids, result.accepted, target.tokenizer) if s.accepted]
-    assert marked == "".join(expected)
+    assert marked == "".join(s.text for s in found if s.accepted)
 
 
 def a_head() -> object:

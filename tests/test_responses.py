@@ -8,17 +8,18 @@ import json
 import os
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from eyas.chat import render
-from eyas.data.inspection import look
+from eyas.data.features import text_key
+from eyas.data.inspection import warnings_of
 from eyas.data.jsonl import GrowingFile
 from eyas.data.prompts import Prompt
 from eyas.data.responses import respond
 from eyas.data.samples import (
     Sample,
-    conversation_of,
     given_samples,
     held_out_split,
     open_responses,
@@ -27,7 +28,9 @@ from eyas.data.samples import (
     truncate,
 )
 from eyas.data.self_prompts import write_own_prompts
+from eyas.data.store import FeatureStore
 from eyas.data.temperatures import Temperatures
+from eyas.data.texts import load_texts, split_for_training, training_texts
 from eyas.decoding.sampling import SamplingParams
 from eyas.errors import EyasError
 from tests.fake_engine import FakeEngine
@@ -51,7 +54,18 @@ def rows(path):
 
 def test_stored_tokens_are_the_prompts_the_engine_saw_and_what_it_wrote(tmp_path):
     e, out, seen = engine(), tmp_path / "r.jsonl", []
-    done = respond(e, PROMPTS, out, params=PARAMS, on_result=lambda r: seen.append(r.id))
+
+    class Sink:
+        def take(self, result):
+            seen.append(result.id)
+
+        def bytes_needed(self, tokens, supervised):
+            return 0
+
+        def bytes_unpacked(self, tokens):
+            return 0
+
+    done = respond(e, PROMPTS, out, params=PARAMS, features=Sink())
     assert (done.written, done.kept, done.finish) == (12, 0, {"eos": 12})
     header = json.loads(out.read_text().splitlines()[0])
     assert (header["eyas"], header["target"], header["target_name"]) == ("responses", "f" * 16, "fake")
@@ -345,8 +359,27 @@ def test_bad_rows_are_skipped_with_line_and_reason(tmp_path, row, why, capsys):
 
 def test_several_answers_to_one_prompt_are_all_kept(tmp_path):
     path = write(tmp_path / "r.jsonl", [ROW, {**ROW, "ids": [5, 6, 9]}, {**ROW, "ids": [5, 6, 7, 8, 9]}])
-    assert [s.id for s in read_responses(path)] == ["a", "a#2", "a#3"]
-    assert {conversation_of(s.id) for s in read_responses(path)} == {"a"}
+    samples = read_responses(path)
+    assert [s.id for s in samples] == ["a", "a#2", "a#3"]
+    assert [s.conversation for s in samples] == ["", "a", "a"]
+
+
+def test_ids_of_the_users_own_that_look_like_turns_are_ids(tmp_path):
+    texts = [("a", [5, 6, 9]), ("a#2", [5, 7]), ("a", [5, 6, 8]), ("b#1", [5, 9]), ("b#2", [5, 9, 9])]
+    path = write(tmp_path / "r.jsonl", [{"id": name, "ids": ids, "prompt_len": 1} for name, ids in texts])
+    samples = read_responses(path)
+    assert [(s.id, s.conversation) for s in samples] == [("a", ""), ("a#2", ""), ("a#3", "a"), ("b#1", ""), ("b#2", "")]
+    sides = [{s.id for s in side} for side in held_out_split(samples, 1)]  # one conversation of four
+    assert all({"a", "a#3"} <= side or not {"a", "a#3"} & side for side in sides)
+    assert {len(side) for side in sides} in ({1, 4}, {2, 3})
+    # and as prompts, beside a conversation whose second turn is called the same
+    prompts = [Prompt("c", [user("one"), user("two")]), Prompt("c#1", [user("three")]), Prompt("c#2", [user("four")])]
+    out = tmp_path / "own.jsonl"
+    assert respond(engine(), prompts, out, params=PARAMS).written == 4
+    told = [(row["id"], row.get("turn")) for row in map(json.loads, out.read_text().splitlines()[1:])]
+    assert sorted(told, key=str) == [("c#1", 1), ("c#1", None), ("c#2", 2), ("c#2", None)]
+    assert respond(engine(), prompts, out, params=PARAMS).kept == 4
+    assert len(read_responses(out)) == 3
 
 
 def test_files_of_answers_that_cannot_be_used(tmp_path):
@@ -381,6 +414,23 @@ def test_truncation_drops_and_counts_what_has_nothing_left_to_learn():
         truncate(samples[2:3], 6)
 
 
+def test_features_are_kept_apart_by_everything_that_shapes_them(tmp_path):
+    """Tokens, supervision and length name a text; target, taps, weights, dtype and teacher name a store."""
+    text = Sample("a", [1, 2, 3, 4, 5], [(2, 5)])
+    others = [truncate([text], 4).samples[0], replace(text, spans=[(3, 5)]), replace(text, ids=[1, 2, 3, 4, 6])]
+    assert len({text_key(s) for s in [text, *others]}) == 4
+    assert text_key(replace(text, id="b", finish="eos", conversation="c")) == text_key(text)
+    target = SimpleNamespace(fingerprint="f", tap_ids=(1, 2, 3), weights="stock", dtype="torch.float32", hidden_size=4)
+    (tmp_path / "index.json").write_text(json.dumps({"made_for": FeatureStore(tmp_path / "x", target)._made_for, "shards": []}))
+    FeatureStore(tmp_path, target)
+    changes = {"fingerprint": "g", "tap_ids": (1, 2, 4), "weights": "fp16", "dtype": "torch.bfloat16"}
+    for name, value in changes.items():
+        with pytest.raises(EyasError, match="were made with"):
+            FeatureStore(tmp_path, SimpleNamespace(**{**vars(target), name: value}))
+    with pytest.raises(EyasError, match="were made with top_k 32, this run has 8"):
+        FeatureStore(tmp_path, target, top_k=8)
+
+
 def test_held_out_split_is_drawn_from_the_ids_alone():
     samples = [Sample(f"s{i}", [1, 2], [(1, 2)]) for i in range(200)]
     train, aside = held_out_split(samples, 0.1)
@@ -400,11 +450,10 @@ def test_held_out_split_is_drawn_from_the_ids_alone():
 
 
 def test_turns_of_one_conversation_are_not_torn_apart():
-    samples = [Sample(f"c{i}#{turn}", [1, 2], [(1, 2)]) for i in range(40) for turn in (1, 2, 3)]
+    samples = [Sample(f"c{i}#{t}", [1, 2], [(1, 2)], conversation=f"c{i}") for i in range(40) for t in (1, 2, 3)]
     train, aside = held_out_split(samples, 10)
     assert len(aside) == 30
-    assert not {conversation_of(s.id) for s in train} & {conversation_of(s.id) for s in aside}
-    assert [conversation_of(x) for x in ("a#2", "a", "a#b", "#1", "a#1#2")] == ["a", "a", "a#b", "", "a#1"]
+    assert not {s.conversation for s in train} & {s.conversation for s in aside}
 
 
 def test_statistics():
@@ -431,17 +480,55 @@ def test_look_at_answers_and_at_conversations(tmp_path):
     e.target.tokenizer = toy_tokenizer(LLAMA3, bos="<s>", eos="<|eot|>")
     e.target.eos_ids = frozenset({e.target.tokenizer.eos_token_id})
     respond(e, PROMPTS, tmp_path / "r.jsonl", params=PARAMS)
-    found = look(tmp_path / "r.jsonl", e.target)
-    assert (len(found.samples), found.warnings, found.roles) == (12, {}, {})
+    found = load_texts(tmp_path / "r.jsonl", e.target)
+    assert (len(found.samples), warnings_of(found, e.target), found.roles) == (12, {}, {})
     chats = write(tmp_path / "c.jsonl", [{"messages": [user("hello"), assistant("hi")]}, {"prompt": "unanswered"}, "{"])
-    found = look(chats, e.target)
+    found = load_texts(chats, e.target)
     assert found.roles == {"user": 2, "assistant": 1}
-    assert (len(found.samples), len(found.bad)) == (1, 1)
-    questions = write(tmp_path / "q.jsonl", [{"prompt": "hello"}])
-    assert look(questions, e.target).warnings == {"nothing is supervised": (1, look(questions, e.target).samples[0].id)}
+    assert (found.given, len(found.samples), len(found.unanswered), len(found.bad)) == (True, 1, 1, 1)
+    assert warnings_of(found, e.target) == {}
+    found = load_texts(write(tmp_path / "q.jsonl", [{"prompt": "hello"}]), e.target)
+    assert warnings_of(found, e.target) == {"nothing is supervised": (1, found.unanswered[0].id)}
     e.target.fingerprint = "another"
     with pytest.raises(EyasError, match="written by the target"):
-        look(tmp_path / "r.jsonl", e.target)
+        load_texts(tmp_path / "r.jsonl", e.target)
+
+
+def test_what_looks_wrong_is_said(tmp_path):
+    e = engine(lambda ask: "x y " * 40)
+    respond(e, PROMPTS[:3], tmp_path / "cut.jsonl", params=PARAMS)
+    cut = load_texts(tmp_path / "cut.jsonl", e.target)
+    assert warnings_of(cut, e.target) == {"an answer was cut at the limit": (3, cut.samples[0].id)}
+    foreign = engine(template=LLAMA3).target
+    assert warnings_of(cut, foreign)["rendered with another chat template than the target's"][0] == 3
+    tokenizer = e.target.tokenizer
+    end, ask = tokenizer.eos_token_id, render(tokenizer, [user("hello")])
+    texts = [("a", [*ask, 90, end]), ("b", [*ask, end]), ("c", [*ask[:-2], 90, end]), ("d", [*ask, 90, end])]
+    lines = [{"id": name, "ids": ids, "prompt_len": len(ids) - (1 if name == "b" else 2)} for name, ids in texts]
+    found = load_texts(write(tmp_path / "w.jsonl", lines), e.target)
+    assert [s.id for s in found.samples] == ["a", "b", "c"] and found.duplicates == 1
+    assert warnings_of(found, e.target) == {
+        "an answer is nothing but its end": (1, "b"),
+        "asks what an earlier one asks, so both sides of a split may hold it": (1, "b"),
+        "the template's generation prompt does not stand before an answer (another template, or other flags?)": (1, "c"),
+    }
+
+
+def test_given_answers_are_trained_on_with_advice(tmp_path, capsys):
+    target = engine().target
+    rows_ = [{"messages": [user(f"hello {i}"), assistant("hi")]} for i in range(6)]
+    path = write(tmp_path / "c.jsonl", [*rows_, rows_[0], {"prompt": "unanswered"}, "{"])
+    samples = training_texts(path, target)
+    assert [s.supervised for s in samples] == [3] * 6
+    told = " ".join(capsys.readouterr().err.split())
+    for part in ("a head drafts better after answers that the target itself wrote", "1 conversations have no answer",
+                 "1 texts say again", "c.jsonl:9: not JSON"):  # fmt: skip
+        assert part in told
+    split = split_for_training(samples, held_out=1, max_length=512, seed=0)
+    assert (len(split.learn), len(split.choose), len(split.aside)) == (4, 1, 1)
+    assert split.line().startswith("training: 4 to learn from, 1 to choose by, 1 kept for races; 0 cut")
+    with pytest.raises(EyasError, match="no conversation has an answer; `eyas respond"):
+        training_texts(write(tmp_path / "q.jsonl", [{"prompt": "hello"}]), target)
 
 
 # -- with the real engine ----------------------------------------------------------------------------------------------
@@ -552,7 +639,7 @@ def test_embedded_target_answers_and_writes_prompts(tmp_path):
         assert text.startswith(begin + "<|im_start|>user\n")
         assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
         assert text.count(begin) == 1
-    assert look(out, target).warnings == {}
+    assert set(warnings_of(load_texts(out, target), target)) <= {"an answer was cut at the limit"}
     given, _ = given_samples([Prompt("g", [user("Hi"), assistant("Hello!"), user("Bye"), assistant("Bye!")])], target.tokenizer)
     assert [target.tokenizer.decode(given[0].ids[a:b]) for a, b in given[0].spans] == [
         "Hello!<|im_end|>",

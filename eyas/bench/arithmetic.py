@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from eyas.bench.figures import PLAIN, Depths, Figures, Interval, Row, Run
+from eyas.bench.figures import PLAIN, Depths, Figures, Interval, Run, Turn
 
 RESAMPLES = 2000
 POSITIONS = (0, 32, 64, 128, 256, 512, 1024)  # where the buckets of output positions begin
@@ -78,15 +78,15 @@ def _divide(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.zeros_like(above, dtype=float), where=below > 0)
 
 
-def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
+def by_prompt(rows: Sequence[Turn]) -> list[list[Turn]]:
     """Rows grouped by prompt: the turns of one conversation are resampled together."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[Turn]] = {}
     for row in rows:
         groups.setdefault((row.suite, row.id), []).append(row)
     return list(groups.values())
 
 
-def speed_columns(groups: Sequence[Sequence[Row]], names: Sequence[str]) -> np.ndarray:
+def speed_columns(groups: Sequence[Sequence[Turn]], names: Sequence[str]) -> np.ndarray:
     """[N, 2 x len(names)]: tokens and decode seconds of each name, one row per prompt."""
     return np.array(
         [
@@ -97,17 +97,17 @@ def speed_columns(groups: Sequence[Sequence[Row]], names: Sequence[str]) -> np.n
     )  # fmt: skip
 
 
-def _speed_of(group: Sequence[Row], name: str) -> list[tuple[float, float]]:
+def _speed_of(group: Sequence[Turn], name: str) -> list[tuple[float, float]]:
     return [(row.runs[name].tokens, row.runs[name].decode_s) for row in group]
 
 
-def tau_columns(groups: Sequence[Sequence[Row]], name: str) -> np.ndarray:
+def tau_columns(groups: Sequence[Sequence[Turn]], name: str) -> np.ndarray:
     """[N, 2]: tokens emitted by rounds, and rounds, one row per prompt."""
     rounds = [[length for row in group for length in row.runs[name].rounds] for group in groups]
     return np.array([[sum(r), len(r)] for r in rounds], dtype=float)
 
 
-def figures_of(rows: Sequence[Row], name: str, depths: Depths, *, head: str, tree: str, peak_mib: float) -> Figures:
+def figures_of(rows: Sequence[Turn], name: str, depths: Depths, *, head: str, tree: str, peak_mib: float) -> Figures:
     """`name`'s figures over all rows."""
     groups = by_prompt(rows)
     runs = [row.runs[name] for row in rows]
@@ -146,18 +146,18 @@ def figures_of(rows: Sequence[Row], name: str, depths: Depths, *, head: str, tre
     )
 
 
-def _tau(rows: list[Row], name: str) -> float:
+def _tau(rows: list[Turn], name: str) -> float:
     return tau_of(row.runs[name] for row in rows)
 
 
-def _speedup(rows: list[Row], name: str) -> float:
+def _speedup(rows: list[Turn], name: str) -> float:
     return float(speed_ratio(speed_columns([rows], [name, PLAIN]).sum(0)))
 
 
 def _split(
-    rows: Sequence[Row], name: str, key: Callable[[Row], str], figure: Callable[[list[Row], str], float]
+    rows: Sequence[Turn], name: str, key: Callable[[Turn], str], figure: Callable[[list[Turn], str], float]
 ) -> dict[str, float]:
-    parts: dict[str, list[Row]] = {}
+    parts: dict[str, list[Turn]] = {}
     for row in rows:
         parts.setdefault(key(row), []).append(row)
     return {part: figure(found, name) for part, found in parts.items()}

@@ -10,8 +10,6 @@ from rich.text import Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from eyas.decoding.engine import Result
-
 ACCEPTED_STYLE = "bold green"
 UNFINISHED = "\ufffd"  # what a tokenizer shows for bytes that do not make a character yet
 
@@ -88,8 +86,3 @@ def styled(found: Iterable[Stretch]) -> Text:
     for piece in found:
         text.append(piece.text, style=ACCEPTED_STYLE if piece.accepted else "")
     return text
-
-
-def coloured_text(result: Result, tokenizer: PreTrainedTokenizerBase) -> Text:
-    """The answer in `result` for a terminal, its drafted and accepted tokens in colour."""
-    return styled(stretches(result.ids, result.accepted, tokenizer))

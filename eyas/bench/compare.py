@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from eyas.bench.arithmetic import bootstrap, by_prompt, quotient, speed_columns, speed_ratio, tau_columns
-from eyas.bench.figures import PLAIN, Interval, RaceReport, Row
+from eyas.bench.figures import PLAIN, Interval, RaceReport, Turn
 from eyas.errors import EyasError
 
 RULE = (
@@ -71,11 +71,11 @@ def compare(first: Path | RaceReport, second: Path | RaceReport) -> Comparison:
     )
 
 
-def _key(row: Row) -> tuple[str, str, int]:
+def _key(row: Turn) -> tuple[str, str, int]:
     return row.suite, row.id, row.turn
 
 
-def _changes(name: str, a: list[list[Row]], b: list[list[Row]], floor: float) -> list[Change]:
+def _changes(name: str, a: list[list[Turn]], b: list[list[Turn]], floor: float) -> list[Change]:
     speeds = [speed_columns(side, [name, PLAIN]) for side in (a, b)]  # 2 x [N, 4]
     changes = [_change(name, "tokens/s", speeds, quotient, floor)]
     if name != PLAIN:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from eyas.decoding import stats
-from eyas.errors import EyasError
+from eyas.errors import EyasError, first_fault
 from eyas.files import write_text
 
 PLAIN = "plain"  # the contestant that every other one is measured against
@@ -78,7 +78,7 @@ class Run(BaseModel):
     digest: str  # of the token ids: tells two answers apart without storing them
 
 
-class Row(BaseModel):
+class Turn(BaseModel):
     """One turn of one prompt, as every drafter answered it."""
 
     id: str
@@ -165,7 +165,7 @@ class RaceReport(BaseModel):
     conditions: Conditions
     drafters: dict[str, Figures]  # plain first
     noise: Noise | None
-    rows: list[Row]
+    rows: list[Turn]
     skipped: list[Skipped]
     samples: list[Sample]
     interrupted: bool = False
@@ -183,12 +183,7 @@ class RaceReport(BaseModel):
         except OSError as error:
             raise EyasError(f"cannot read the report {path}: {error.strerror}") from error
         except ValidationError as error:
-            raise EyasError(f"{path} is not a report written by `eyas bench --json` ({_first(error)})") from error
+            raise EyasError(f"{path} is not a report written by `eyas bench --json` ({first_fault(error)})") from error
 
     def write(self, path: Path) -> None:
         write_text(path, self.model_dump_json(indent=1))
-
-
-def _first(error: ValidationError) -> str:
-    fault = error.errors()[0]
-    return f"{'.'.join(map(str, fault['loc'])) or 'file'}: {fault['msg']}"

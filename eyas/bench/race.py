@@ -16,7 +16,7 @@ import torch
 from eyas import machine
 from eyas.bench.arithmetic import bootstrap, by_prompt, figures_of, rounds_of, speed_columns, speed_ratio, tau_of
 from eyas.bench.colour import stretches
-from eyas.bench.figures import PLAIN, Conditions, Depths, Noise, RaceReport, Row, Run, Sample, Skipped
+from eyas.bench.figures import PLAIN, Conditions, Depths, Noise, RaceReport, Run, Sample, Skipped, Turn
 from eyas.bench.suites import Item
 from eyas.chat import template_hash
 from eyas.data.hashing import content_id
@@ -125,10 +125,10 @@ class _Course:
 
     def __init__(self, target: Target, engines: dict[str, Engine], params: SamplingParams, rules: Rules) -> None:
         self.target, self.engines, self.params, self.rules = target, engines, params, rules
-        self.rows: list[Row] = []
+        self.rows: list[Turn] = []
         self.stats = {name: Stats() for name in engines}
         self.peaks = dict.fromkeys(engines, 0.0)
-        self.again: list[Row] = []  # rows whose runs are plain decoding's first and second
+        self.again: list[Turn] = []  # rows whose runs are plain decoding's first and second
         self.skipped: list[Skipped] = []
         self.samples: list[Sample] = []
         self._heats = 0
@@ -252,8 +252,8 @@ class _Course:
         )
 
 
-def _row(item: Item, turn: int, prompt_tokens: int, runs: dict[str, Run]) -> Row:
-    return Row(
+def _row(item: Item, turn: int, prompt_tokens: int, runs: dict[str, Run]) -> Turn:
+    return Turn(
         id=item.id, suite=item.suite, category=item.category, turn=turn, prompt_tokens=prompt_tokens, runs=runs
     )  # fmt: skip
 

@@ -17,21 +17,20 @@ from eyas.bench.report import sample_text, table, write_html
 from eyas.bench.run import run_bench
 from eyas.bench.suites import gather
 from eyas.bench.training_log import read_training_log
+from eyas.cli.options import TargetChoice, takes_target
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import parse_tree
 from eyas.errors import EyasError
 from eyas.heads.files import tap_ids
-from eyas.target import Target
 
 app = typer.Typer(help="Measure speculative against plain decoding.", invoke_without_command=True)
 
 
 @app.callback()
+@takes_target()
 def bench(
     ctx: typer.Context,
-    target: Annotated[
-        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
-    ] = "smollm2",
+    target: TargetChoice,
     head: Annotated[list[str] | None, typer.Option(help="a head's folder, or NAME=FOLDER; repeatable, to race several")] = None,
     suite: Annotated[list[str] | None, typer.Option(help="suites of --suites by name, commas between")] = None,
     suites: Annotated[Path | None, typer.Option(help="folder of <name>.jsonl suites")] = None,
@@ -46,7 +45,6 @@ def bench(
     max_new_tokens: Annotated[int, typer.Option(help="per answer")] = 256,
     tree: Annotated[str, typer.Option(help="auto, DEPTHxTOPKxTOTAL, chain:K or static")] = "auto",
     batch: Annotated[int, typer.Option(help="prompts decoded together", min=1)] = 1,
-    weights: Annotated[str, typer.Option(help="packing of the linear products: stock, fp32, fp16 or int8")] = "stock",
     json: Annotated[Path | None, typer.Option(help="write the report here")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page of it here")] = None,
     log: Annotated[Path | None, typer.Option(help="training log for the page; default: the head's own log.jsonl")] = None,
@@ -60,7 +58,7 @@ def bench(
     heads = _heads(head or [])
     log = log or _log_beside(heads)
     training = read_training_log(log) if html and log else None
-    model = Target.load(target, weights=weights, taps=tap_ids(*heads.values()))
+    model = target.load(tap_ids(*heads.values()))
     names = [name.strip() for told in suite or [] for name in told.split(",")]
     items = gather(model, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from eyas.cli.options import TargetChoice, takes_target
 from eyas.errors import EyasError
 from eyas.progress import clock, console
 
@@ -20,11 +21,11 @@ RESPOND, TRAIN = 0.51, 0.49  # shares of the rest
 PROMPT = "Explain to a child why the sky is blue."
 
 
+@takes_target(weights="fp16")
 def demo(
+    target: TargetChoice,
     minutes: Annotated[float, typer.Option(help="bound of the whole run", min=4)] = 14,
-    target: Annotated[str, typer.Option(help="the model to make faster")] = "smollm2",
     out: Annotated[Path, typer.Option(help="where everything is kept; the same command goes on there")] = Path("runs/demo"),
-    weights: Annotated[str, typer.Option(help="packing of the target's weights")] = "fp16",
 ) -> None:
     """From a target alone to a faster, identical answer: prompts, answers, features, a head, a race, a report.
 
@@ -32,7 +33,7 @@ def demo(
     """
     start, work = time.monotonic(), minutes - OVERHEAD
     answers, head = out / "responses.jsonl", out / "head"
-    common = ["--target", target, "--weights", weights]
+    common = target.arguments()
     if not (head / "train.json").is_file():  # once training has begun its texts are settled
         _run("respond", "--self-prompts", "2000", "--out", str(answers), "--minutes", f"{work * RESPOND:.2f}",
              "--max-new-tokens", "160", "--batch", "64", "--features", *common)  # fmt: skip

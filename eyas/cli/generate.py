@@ -12,32 +12,30 @@ from rich.console import Console
 
 from eyas.bench.colour import Colourer, styled
 from eyas.chat import render
+from eyas.cli.options import TargetChoice, takes_target
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import parse_tree
 from eyas.decoding.stats import Stats
 from eyas.heads.files import load_head, tap_ids
-from eyas.target import Target
 
 
+@takes_target()
 def generate(
     prompt: Annotated[str, typer.Argument(help="what to ask; - reads it from the standard input")],
-    target: Annotated[
-        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
-    ] = "smollm2",
+    target: TargetChoice,
     head: Annotated[Path | None, typer.Option(help="folder of a head; without one, plain decoding")] = None,
     temperature: Annotated[float, typer.Option(help="0 = greedy")] = 0.0,
     seed: Annotated[int, typer.Option(help="of the sampling noise")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="at most this many")] = 256,
     tree: Annotated[str, typer.Option(help="auto, DEPTHxTOPKxTOTAL, chain:K or static")] = "auto",
-    weights: Annotated[str, typer.Option(help="packing of the linear products: stock, fp32, fp16 or int8")] = "stock",
     show_drafts: Annotated[bool, typer.Option("--show-drafts/--plain", help="colour the accepted drafts, or not")] = True,
 ) -> None:
     """Answer one prompt. Drafted and accepted tokens are bold green; the last line says what the head brought."""
     shape = parse_tree(tree)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    model = Target.load(target, weights=weights, taps=tap_ids(head) if head else None)
+    model = target.load(tap_ids(head) if head else None)
     drafter = Eagle3Drafter(model, load_head(head, model), weights=model.weights) if head else None
     asked = sys.stdin.read() if prompt == "-" else prompt
     ids = render(model.tokenizer, [{"role": "user", "content": asked}])

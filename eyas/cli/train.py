@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from eyas.data.samples import read_responses
+from eyas.chat import parse_flags
+from eyas.cli.options import Force, TargetChoice, Yes, consent, takes_target
 from eyas.data.store import features_beside
+from eyas.data.texts import training_texts
 from eyas.progress import console
-from eyas.target import Target
 from eyas.training.recipe import taps_wanted
 from eyas.training.recipe import train as run
 from eyas.training.settings import describe_settings, read_train_config
@@ -22,11 +23,10 @@ def _show_settings(asked: bool) -> None:
         raise typer.Exit
 
 
+@takes_target()
 def train(
-    responses: Annotated[Path, typer.Argument(help="answers of the target, as `eyas respond` writes them")],
-    target: Annotated[
-        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face or adapter directory, or a hub id")
-    ] = "smollm2",
+    responses: Annotated[Path, typer.Argument(help="answers of the target, as `eyas respond` writes them; or conversations")],
+    target: TargetChoice,
     out: Annotated[Path, typer.Option(help="folder of the head; an interrupted run goes on there")] = Path("head"),
     minutes: Annotated[float | None, typer.Option(help="length of the run in minutes")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run in optimiser steps (repeatable)")] = None,
@@ -43,12 +43,14 @@ def train(
         float, typer.Option(help="share, or number, of texts kept for races; as many again choose the head", min=0)
     ] = 0.05,
     max_length: Annotated[int, typer.Option(help="texts are cut there, in tokens", min=3)] = 1024,
+    flag: Annotated[list[str] | None, typer.Option(help="for the chat template of conversations; repeatable")] = None,
     track: Annotated[list[str] | None, typer.Option(help="a tracker of accelerate's, e.g. tensorboard; repeatable")] = None,
-    weights: Annotated[str, typer.Option(help="packing of the target for reading features")] = "stock",
     show_settings: Annotated[
         bool,
         typer.Option("--show-settings", help="print every setting as YAML, and end", callback=_show_settings, is_eager=True),
     ] = False,
+    yes: Yes = False,
+    force: Force = False,
 ) -> None:
     """Train an EAGLE-3 head on RESPONSES. Ctrl-C loses nothing: run the same command again.
 
@@ -58,12 +60,12 @@ def train(
         config, set_ or [],
         {"minutes": minutes, "steps": steps, "init_from": init_from, "draft_vocab_size": vocab, "unroll": unroll, "seed": seed},
     )  # fmt: skip
-    model = Target.load(target, weights=weights, taps=taps_wanted(settings))
-    samples = read_responses(responses, fingerprint=model.fingerprint, vocab_size=model.vocab_size)
+    model = target.load(taps_wanted(settings))
+    samples = training_texts(responses, model, **parse_flags(flag or []))
     try:
         reached = run(
             model, samples, out, settings, features=features or features_beside(responses), held_out=held_out,
-            max_length=max_length, track=track or (),
+            max_length=max_length, track=track or (), consent=consent(yes, force),
         )  # fmt: skip
     except KeyboardInterrupt:
         console.print(f"stopped; the run is kept in {out}, run the same command again to go on", markup=False)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from eyas.chat import tokenizer_hash
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -24,8 +26,29 @@ class Answer(Protocol):
     finish: str
 
 
+@dataclass(frozen=True)
+class ServedAnswer:
+    """An `Answer` of a server. Where it told no ids (`exact` is False), `ids` are its text tokenised again, and `doubt` says
+    why they may not be what it generated ("" where nothing speaks against them)."""
+
+    id: str
+    ids: list[int]
+    finish: str
+    exact: bool = True
+    doubt: str = ""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What comes back where there is no answer, and `why`; the next run asks again."""
+
+    id: str
+    why: str
+
+
 class AnsweringEngine(Protocol):
-    """A `generate` that takes requests one by one as rows fall free and hands every answer to `on_finish` at once.
+    """A `generate` that takes requests one by one as rows fall free and hands every answer, or `Failed`, to `on_finish` at
+    once.
 
     `max_rows` is the batch, `max_length` the room of one row in tokens (prompt and answer).
     """
@@ -37,11 +60,10 @@ class AnsweringEngine(Protocol):
     def generate(self, requests: Iterable[Any], on_finish: Callable[[Any], None] | None = None) -> Sequence[Any]: ...
 
 
-def written_by(target: Any) -> dict[str, str]:
-    """What the header of a file tells of the target that wrote it."""
-    return {
-        "target": target.fingerprint,
-        "target_name": target.name,
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "weights": getattr(target, "weights", "stock"),
-    }
+def written_by(target: Any) -> dict[str, Any]:
+    """What the header of a file tells of the target that wrote it: the weights' fingerprint and form or, of one behind a
+    server, the server's name for it and the tokenizer that its tokens are of."""
+    told = {"target": target.fingerprint, "target_name": target.name}
+    if served_as := getattr(target, "served_as", ""):
+        return {**told, "served_as": served_as, "tokenizer": tokenizer_hash(target.tokenizer)}
+    return {**told, "dtype": str(target.dtype).removeprefix("torch."), "weights": getattr(target, "weights", "stock")}

@@ -54,14 +54,14 @@ def tools_of(row: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _openai(row: dict[str, Any]) -> list[Message]:
-    messages = _parsed(row["messages"], "messages")
+    messages = _as_rows(_parsed(row["messages"], "messages"))
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise EyasError("messages are no list of objects")
     return messages
 
 
 def _sharegpt(row: dict[str, Any]) -> list[Message]:
-    turns = _parsed(row.get("conversations") or row.get("conversation"), "conversations")
+    turns = _as_rows(_parsed(row.get("conversations") or row.get("conversation"), "conversations"))
     if not isinstance(turns, list) or not all(isinstance(t, dict) for t in turns):
         raise EyasError("conversations are no list of objects")
     return [_sharegpt_turn(number, turn) for number, turn in enumerate(turns, 1)]
@@ -112,6 +112,13 @@ def _with_answer(asked: Any, row: dict[str, Any]) -> list[Message]:
     if not all(isinstance(m, dict) for m in messages):
         raise EyasError("the prompt is a list of something other than messages")
     return messages
+
+
+def _as_rows(value: Any) -> Any:
+    """A list of objects that is stored as an object of lists, as `datasets` does with some, turned back."""
+    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
+        return [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=False)]
+    return value
 
 
 def _parsed(value: Any, what: str) -> Any:

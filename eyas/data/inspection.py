@@ -1,54 +1,44 @@
-"""A look at training data: one text with its supervised tokens coloured, the counts, and what looks wrong."""
+"""A look at training texts: one with its supervised tokens coloured, and what looks wrong in all of them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from eyas.chat import Sample, render, role_counts
-from eyas.data.prompts import Prompt, read_prompts
-from eyas.data.rows import BadRow, is_header, read_rows
-from eyas.data.samples import given_samples, open_responses
+from eyas.chat import PROBE, Sample, render_text, template_hash
+from eyas.data.texts import Texts
 from eyas.errors import EyasError
 
 SUPERVISED, END = "green", "bold magenta"
+LOOKED_BACK = 64  # tokens: more than a generation prompt has
 
 
-@dataclass
-class Look:
-    """What `look` found: the samples, the messages per role (empty for files of token ids), the rows that were
-    skipped and, for each warning, how many samples it concerns and the first of them."""
+def warnings_of(texts: Texts, target: Any, **flags: Any) -> dict[str, tuple[int, str]]:
+    """What looks wrong, each with how many samples it concerns and the id of the first."""
+    tokenizer = target.tokenizer
+    begin = _generation_prompt(tokenizer, {**texts.header.get("render", {}), **flags})
+    told: dict[str, tuple[int, str]] = {}
+    asked: dict[tuple[int, ...], str] = {}  # prompt -> the conversation that asks it first
 
-    samples: list[Sample]
-    roles: Counter[str] = field(default_factory=Counter)
-    bad: list[BadRow] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    warnings: dict[str, tuple[int, str]] = field(default_factory=dict)
+    def warn(what: str, sample: Sample) -> None:
+        count, first = told.get(what, (0, sample.id))
+        told[what] = (count + 1, first)
 
-
-def look(path: Path | str, target: Any, **flags: Any) -> Look:
-    """Read a file of answers (token ids) or of conversations, the latter rendered with the template of `target`.
-
-    Raises EyasError as `open_responses` and `read_prompts` do, or when the template refuses every conversation.
-    """
-    path = Path(path)
-    first = next((r.value for r in read_rows(path) if r.value is not None and not is_header(r.value)), None)
-    if first is not None and "ids" in first:
-        answers = open_responses(path, fingerprint=target.fingerprint, vocab_size=target.vocab_size)
-        found = Look(answers.samples, bad=answers.bad)
-    else:
-        found = _conversations(path, target, flags)
-    for sample in found.samples:
-        for warning in sample_warnings(sample, target.tokenizer, target.eos_ids):
-            count, name = found.warnings.get(warning, (0, sample.id))
-            found.warnings[warning] = (count + 1, name)
-    return found
+    template = texts.header.get("template")
+    for sample in texts.samples or texts.unanswered:
+        for what in sample_warnings(sample, tokenizer, target.eos_ids):
+            warn(what, sample)
+        if template not in (None, template_hash(tokenizer)):
+            warn("rendered with another chat template than the target's", sample)
+        elif not all(_before(sample, start, tokenizer).endswith(begin) for start, _ in sample.spans):
+            warn("the template's generation prompt does not stand before an answer (another template, or other flags?)", sample)
+        prompt = tuple(sample.ids[: sample.spans[0][0]] if sample.spans else sample.ids)
+        if asked.setdefault(prompt, sample.conversation or sample.id) != (sample.conversation or sample.id):
+            warn("asks what an earlier one asks, so both sides of a split may hold it", sample)
+    return told
 
 
 def sample_warnings(sample: Sample, tokenizer: PreTrainedTokenizerBase, eos_ids: Iterable[int]) -> list[str]:
@@ -63,9 +53,12 @@ def sample_warnings(sample: Sample, tokenizer: PreTrainedTokenizerBase, eos_ids:
         found.append("a BOS token is supervised")
     if any(start == 0 for start, _ in sample.spans):
         found.append("the first token is supervised, though nothing comes before it")
-    whole = sample.finish not in ("length", "stop")
-    if whole and any(sample.ids[end - 1] not in ends for _, end in sample.spans):
+    if sample.finish == "length":
+        found.append("an answer was cut at the limit")
+    if sample.finish not in ("length", "stop") and any(sample.ids[end - 1] not in ends for _, end in sample.spans):
         found.append("an answer has no end-of-turn token supervised")
+    if any(end - start == 1 and sample.ids[start] in ends for start, end in sample.spans):
+        found.append("an answer is nothing but its end")
     return found
 
 
@@ -84,22 +77,20 @@ def coloured(sample: Sample, tokenizer: PreTrainedTokenizerBase, eos_ids: Iterab
     return shown
 
 
-def _conversations(path: Path, target: Any, flags: dict[str, Any]) -> Look:
-    read = read_prompts(path)
-    found = Look([], bad=read.bad)
-    for prompt in read.prompts:
-        found.roles.update(role_counts(prompt.messages))
-    answered = [p for p in read.prompts if any(m["role"] == "assistant" for m in p.messages[1:])]
-    found.samples, found.refused = given_samples(answered, target.tokenizer, eos_ids=target.eos_ids, **flags)
-    if not answered:
-        found.samples = _unsupervised(read.prompts, target.tokenizer, flags)
-    if not found.samples:
-        raise EyasError(f"{path}: no conversation can be rendered; the first: {found.refused[0][1]}")
-    return found
+def _generation_prompt(tokenizer: PreTrainedTokenizerBase, flags: dict[str, Any]) -> str:
+    """What the template writes before every answer; "" where it cannot be told."""
+    question = [{"role": "user", "content": PROBE}]
+    try:
+        bare = render_text(tokenizer, question, generation_prompt=False, **flags)
+        whole = render_text(tokenizer, question, **flags)
+    except EyasError:  # a template that wants more than a question
+        return ""
+    return whole.removeprefix(bare) if whole.startswith(bare) else ""
 
 
-def _unsupervised(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, flags: dict[str, Any]) -> list[Sample]:
-    return [Sample(p.id, render(tokenizer, p.messages, tools=p.tools, **flags), [], p.category) for p in prompts]
+def _before(sample: Sample, start: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The end of what stands before position `start`."""
+    return _spelled(tokenizer, sample.ids[max(0, start - LOOKED_BACK) : start])
 
 
 def _spelled(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

@@ -49,8 +49,8 @@ class PromptFile:
 
 
 def read_prompts(path: Path | str) -> PromptFile:
-    """Every conversation in `path` (see `rows.read_rows` for the kinds of file, `conversations.conversation` for the
-    layouts of a row), in the file's order and without repetitions.
+    """Every conversation in `path` (see `rows.read_rows` for what that may be, `conversations.conversation` for the
+    layouts of a row), in its order and without repetitions.
 
     Raises EyasError when the file is missing or unreadable or holds no good row; single bad rows are collected instead.
     """
@@ -58,24 +58,24 @@ def read_prompts(path: Path | str) -> PromptFile:
     out = PromptFile()
     lines_by_id: dict[str, int] = {}
     seen: set[str] = set()
-    for line, row, why in read_rows(path):
-        if row is None:
-            out.bad.append(BadRow(str(path), line, why))
-        elif not is_header(row):
+    for record in read_rows(path):
+        if record.value is None:
+            out.bad.append(record.bad(record.why))
+        elif not is_header(record.value):
             try:
-                prompt, content = _prompt(row)
+                prompt, content = _prompt(record.value)
             except EyasError as error:
-                out.bad.append(BadRow(str(path), line, str(error)))
+                out.bad.append(record.bad(str(error)))
                 continue
             if content in seen:
                 out.duplicates += 1
             elif prompt.id in lines_by_id:
                 why = f"the id {prompt.id!r} is taken by line {lines_by_id[prompt.id]}, which says something else"
-                out.bad.append(BadRow(str(path), line, why))
+                out.bad.append(record.bad(why))
             else:
                 out.prompts.append(prompt)
                 seen.add(content)
-                lines_by_id[prompt.id] = line
+                lines_by_id[prompt.id] = record.line
     if not out.prompts:
         first = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
         raise EyasError(f"{path}: no prompt in it ({len(out.bad)} bad rows{first})")

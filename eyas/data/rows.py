@@ -1,5 +1,5 @@
-"""Rows out of the file kinds people keep data in: JSONL, JSON, Parquet, CSV and plain text, gzipped where that is
-usual."""
+"""Rows out of the places people keep data in: JSONL, JSON, Parquet, CSV and plain text files, gzipped where that is usual,
+folders of them, and data sets on the hub."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eyas.data.hub import hub_rows, is_hub, is_saved, saved_rows
 from eyas.errors import EyasError
 from eyas.progress import console
 
@@ -27,27 +28,46 @@ class BadRow(NamedTuple):
     why: str
 
 
-class Row(NamedTuple):
-    """One row as read. `value` is None when the row cannot be read at all; `why` then says so."""
+class Record(NamedTuple):
+    """One row as read, from `file`. `value` is None when the row cannot be read at all; `why` then says so."""
 
     line: int
     value: dict[str, Any] | None
     why: str = ""
+    file: str = ""
+
+    def bad(self, why: str) -> BadRow:
+        """This row as one that is skipped."""
+        return BadRow(self.file, self.line, why)
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of `path`, one by one, by the kind that its name ends in.
+def read_rows(path: Path) -> Iterator[Record]:
+    """The rows of `path`, one by one: a file, by the kind that its name ends in; a folder of such files or one that the
+    library `datasets` saved; or `hub:NAME[/CONFIG][:SPLIT]`.
 
-    Raises EyasError when the file is missing, of an unknown kind, or broken as a whole.
+    Raises EyasError when it is missing, of an unknown kind, or broken as a whole.
     """
-    kind = _kind(path)
-    if not path.is_file():
+    if is_hub(path) or (path.is_dir() and is_saved(path)):
+        values = hub_rows(path) if is_hub(path) else saved_rows(path)
+        yield from (Record(number, value, file=str(path)) for number, value in enumerate(values, 1))
+    elif path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) in READERS)
+        if not files:
+            raise EyasError(f"{path}: no file in it that eyas reads ({KINDS})")
+        for file in files:
+            yield from _file_rows(file)
+    elif not path.is_file():
         raise EyasError(f"{path}: no such file")
-    readers = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".tsv": _csv, ".txt": _txt}
-    if kind not in readers:
+    elif _kind(path) not in READERS:
         raise EyasError(f"{path}: unknown kind of file; eyas reads {KINDS}")
+    else:
+        yield from _file_rows(path)
+
+
+def _file_rows(path: Path) -> Iterator[Record]:
     try:
-        yield from readers[kind](path)
+        for record in READERS[_kind(path)](path):
+            yield record._replace(file=str(path))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise EyasError(f"{path}: cannot be read: {error}") from error
 
@@ -64,6 +84,14 @@ def report_bad(bad: Iterable[BadRow], what: str = "rows") -> None:
         console.print(f"skipped {row.file}:{row.line}: {row.why}", style="yellow", markup=False)
     if len(rows) > SHOWN:
         console.print(f"skipped {len(rows)} {what} in all", style="yellow", markup=False)
+
+
+def report_skipped(skipped: Sequence[tuple[str, str]]) -> None:
+    """Print the first of the conversations (id, why) that were skipped, and how many there were."""
+    for name, why in skipped[:SHOWN]:
+        console.print(f"skipped '{name}': {why}", style="yellow", markup=False)
+    if len(skipped) > SHOWN:
+        console.print(f"{len(skipped):,} conversations skipped in all", style="yellow", markup=False)
 
 
 def _kind(path: Path) -> str:
@@ -91,20 +119,20 @@ def _lines(path: Path) -> Iterator[tuple[int, str | None]]:
                 yield number, text
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
+def _jsonl(path: Path) -> Iterator[Record]:
     for number, text in _lines(path):
         if text is None:
-            yield Row(number, None, "not UTF-8 text")
+            yield Record(number, None, "not UTF-8 text")
             continue
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            yield Row(number, None, f"not JSON: {error}")
+            yield Record(number, None, f"not JSON: {error}")
             continue
         yield _object(number, value)
 
 
-def _json(path: Path) -> Iterator[Row]:
+def _json(path: Path) -> Iterator[Record]:
     with _bytes(path) as file:
         text = file.read().decode("utf-8-sig")
     try:
@@ -119,13 +147,13 @@ def _json(path: Path) -> Iterator[Row]:
         yield _object(number, item)
 
 
-def _object(number: int, value: Any) -> Row:
+def _object(number: int, value: Any) -> Record:
     if isinstance(value, dict):
-        return Row(number, value)
-    return Row(number, None, f"not an object but {type(value).__name__}")
+        return Record(number, value)
+    return Record(number, None, f"not an object but {type(value).__name__}")
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path) -> Iterator[Record]:
     import pyarrow.parquet as parquet
     from pyarrow import ArrowException
 
@@ -135,26 +163,29 @@ def _parquet(path: Path) -> Iterator[Row]:
             for batch in file.iter_batches(1024):
                 for value in batch.to_pylist():
                     number += 1
-                    yield Row(number, value)
+                    yield Record(number, value)
     except ArrowException as error:
         raise EyasError(f"{path}: not a readable Parquet file: {error}") from error
 
 
-def _csv(path: Path) -> Iterator[Row]:
+def _csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)  # the module's own limit of 128 KiB is shorter than real prompts
     with _bytes(path) as raw:
         text = (line.decode("utf-8-sig" if number == 0 else "utf-8") for number, line in enumerate(raw))
         reader = csv.DictReader(text, delimiter="\t" if _kind(path) == ".tsv" else ",")
         for value in reader:
             if None in value:  # where the module puts surplus fields
-                yield Row(reader.line_num, None, "more fields than the head line names")
+                yield Record(reader.line_num, None, "more fields than the head line names")
             else:
-                yield Row(reader.line_num, {key: field for key, field in value.items() if field})
+                yield Record(reader.line_num, {key: field for key, field in value.items() if field})
 
 
-def _txt(path: Path) -> Iterator[Row]:
+def _txt(path: Path) -> Iterator[Record]:
     for number, text in _lines(path):
         if text is None:
-            yield Row(number, None, "not UTF-8 text")
+            yield Record(number, None, "not UTF-8 text")
         else:
-            yield Row(number, {"prompt": text.strip()})
+            yield Record(number, {"prompt": text.strip()})
+
+
+READERS = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet, ".csv": _csv, ".tsv": _csv, ".txt": _txt}

@@ -5,77 +5,86 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from eyas.chat import Sample, check_spans, merge_turns, supervised_rows
+from eyas.chat import Sample, check_spans, merge_turns, supervised_rows, tokenizer_hash
 from eyas.data.hashing import derived_share
 from eyas.data.prompts import Prompt
-from eyas.data.rows import BadRow, is_header, read_rows, report_bad
+from eyas.data.rows import BadRow, Record, is_header, read_rows, report_bad
 from eyas.errors import EyasError
 
 __all__ = [
-    "ResponseFile", "Sample", "Statistics", "Truncated", "conversation_of", "given_samples", "held_out_split",
-    "open_responses", "read_responses", "statistics", "truncate",
+    "ResponseFile", "Sample", "Statistics", "Truncated", "given_samples", "held_out_split", "open_responses",
+    "read_responses", "statistics", "truncate",
 ]  # fmt: skip
 
 
 @dataclass
 class ResponseFile:
-    """What a file of answers held: `samples`, the rows that were none, and the header (empty where the file has
-    none)."""
+    """What a file of answers held: `samples`, the rows that were none, the header (empty where the file has none), and how
+    many texts said, under another id, the same as an earlier one and were left out."""
 
     samples: list[Sample] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
+    duplicates: int = 0
 
 
 def open_responses(
-    path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None
+    path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> ResponseFile:  # fmt: skip
     """Read rows {id, ids, prompt_len | spans, finish, temperature, category}, turns of one conversation joined where
-    the later begins with the earlier. A second answer under the id "x" is called "x#2".
+    the later begins with the earlier. Of several answers under the id "x" the later ones are called "x#2" and so on.
 
-    Raises EyasError when the file is missing or has no good row, when its header names another target than
-    `fingerprint`, or when a row holds an id outside `vocab_size`.
+    A row whose tokens are in doubt (an answer that a server gave as text) is a bad row. Raises EyasError when the file is
+    missing or has no good row, when its header names another target than `fingerprint` or another vocabulary than the
+    `tokenizer`'s, or when a row holds an id outside `vocab_size`.
     """
     path = Path(path)
     out = ResponseFile()
-    turns: defaultdict[str, dict[int, Sample]] = defaultdict(dict)
-    seen: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)  # the texts under each id
-    for line, row, why in read_rows(path):
+    turns: defaultdict[tuple[str, int], dict[int, Sample]] = defaultdict(dict)
+    seen: defaultdict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)  # the texts under each id or turn
+    for number, record in enumerate(read_rows(path), 1):
+        row, why = record.value, record.why
         if row is not None and is_header(row):
             out.header = row
-            _check_target(path, row, fingerprint)
+            _check_target(path, row, fingerprint, tokenizer)
             continue
         if row is not None:
             sample, why = _sample(row)
             if sample is not None:
-                texts = seen[sample.id]
+                turn = row.get("turn", 1) if sample.conversation else 0
+                texts = seen[sample.conversation or sample.id, turn]
                 if tuple(sample.ids) not in texts:
-                    _check_ids(path, line, sample, vocab_size)
+                    _check_ids(record, sample, vocab_size)
                     texts.add(tuple(sample.ids))
-                    if len(texts) > 1:
-                        sample = replace(sample, id=f"{sample.id}#{len(texts)}")
-                    conversation = str(row.get("conversation", sample.id)) if len(texts) == 1 else sample.id
-                    turns[conversation][int(row.get("turn", 1))] = sample
+                    first = sample.conversation and len(texts) == 1
+                    if len(texts) > 1 and not sample.conversation:
+                        sample = replace(sample, conversation=sample.id)
+                    turns[sample.conversation, 0 if first else number][turn] = sample
                     continue
                 why = f"says again what an earlier row with the id {sample.id!r} says"
-        out.bad.append(BadRow(str(path), line, why))
-    out.samples = [s for told in turns.values() for s in merge_turns([told[turn] for turn in sorted(told)])]
+        out.bad.append(record.bad(why))
+    joined = [s for told in turns.values() for s in merge_turns([told[turn] for turn in sorted(told)])]
+    distinct: dict[tuple[tuple[int, ...], tuple[tuple[int, int], ...]], Sample] = {}
+    for sample in joined:
+        distinct.setdefault((tuple(sample.ids), tuple(sample.spans)), sample)
+    out.duplicates = len(joined) - len(distinct)
+    out.samples = _named_apart(list(distinct.values()))
     if not out.samples:
-        first = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
-        raise EyasError(f"{path}: no answer to learn from in it ({len(out.bad)} bad rows{first})")
+        why = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
+        raise EyasError(f"{path}: no answer to learn from in it ({len(out.bad)} bad rows{why})")
     return out
 
 
-def read_responses(
-    path: Path | str, *, fingerprint: str | None = None, vocab_size: int | None = None
-) -> list[Sample]:  # fmt: skip
+def read_responses(path: Path | str, **checks: Any) -> list[Sample]:
     """The samples of `open_responses`; bad rows are printed with file, line and reason, and skipped."""
-    read = open_responses(path, fingerprint=fingerprint, vocab_size=vocab_size)
+    read = open_responses(path, **checks)
     report_bad(read.bad)
     return read.samples
 
@@ -134,23 +143,17 @@ def held_out_split(samples: Sequence[Sample], held_out: float, *, seed: int = 0)
     """
     if held_out <= 0:
         raise EyasError(f"the held-out part must be a positive share or number, not {held_out}")
-    draws = {name: derived_share("held-out", seed, name) for name in (conversation_of(s.id) for s in samples)}
+    draws = {name: derived_share("held-out", seed, name) for name in map(_conversation, samples)}
     if held_out < 1:
         chosen = {name for name, draw in draws.items() if draw < held_out}
     else:
         chosen = set(sorted(draws, key=lambda name: (draws[name], name))[: int(held_out)])
-    aside = [s for s in samples if conversation_of(s.id) in chosen]
-    rest = [s for s in samples if conversation_of(s.id) not in chosen]
+    aside = [s for s in samples if _conversation(s) in chosen]
+    rest = [s for s in samples if _conversation(s) not in chosen]
     if not aside or not rest:
         empty = "held-out" if not aside else "training"
         raise EyasError(f"holding out {held_out:g} of {len(draws)} conversations leaves no {empty} sample")
     return rest, aside
-
-
-def conversation_of(sample_id: str) -> str:
-    """The conversation that a sample belongs to: its id without the number of the turn."""
-    name, mark, turn = sample_id.rpartition("#")
-    return name if mark and turn.isdigit() else sample_id
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,24 @@ def statistics(samples: Iterable[Sample]) -> Statistics:
     )
 
 
+def _conversation(sample: Sample) -> str:
+    return sample.conversation or sample.id
+
+
+def _named_apart(samples: list[Sample]) -> list[Sample]:
+    """`samples` with ids that are all different: the second of an id gets the first number after it that is free."""
+    taken, given = {s.id for s in samples}, set[str]()
+    out = []
+    for sample in samples:
+        if sample.id in given:
+            name = next(name for k in count(2) if (name := f"{sample.id}#{k}") not in taken)
+            sample = replace(sample, id=name)
+            taken.add(name)
+        given.add(sample.id)
+        out.append(sample)
+    return out
+
+
 def _sample(row: dict[str, Any]) -> tuple[Sample | None, str]:
     """The sample that `row` holds, or None and why it holds none."""
     ids, name = row.get("ids"), row.get("id")
@@ -216,16 +237,25 @@ def _sample(row: dict[str, Any]) -> tuple[Sample | None, str]:
     spans = [(start, end) for start, end in spans]
     if wrong := check_spans(spans, len(ids)):
         return None, wrong
+    if isinstance(row.get("doubt"), str):
+        return None, f"its tokens are in doubt: {row['doubt']}"
     words = {key: row[key] for key in ("category", "finish") if isinstance(row.get(key), str)}
     temperature = row.get("temperature")
-    if type(row.get("turn", 1)) is not int or not isinstance(row.get("conversation", ""), str):
+    conversation = row.get("conversation", "")
+    if type(row.get("turn", 1)) is not int or not isinstance(conversation, str):
         return None, "turn is no number or conversation no name"
     heat = float(temperature) if isinstance(temperature, (int, float)) else None
-    return Sample(str(name), ids, spans, temperature=heat, **words), ""
+    return Sample(str(name), ids, spans, temperature=heat, conversation=conversation, **words), ""
 
 
-def _check_target(path: Path, header: dict[str, Any], fingerprint: str | None) -> None:
-    told = header.get("target")
+def _check_target(
+    path: Path, header: dict[str, Any], fingerprint: str | None, tokenizer: PreTrainedTokenizerBase | None
+) -> None:  # fmt: skip
+    told, vocabulary = header.get("target"), header.get("tokenizer")
+    if tokenizer is not None and vocabulary not in (None, tokenizer_hash(tokenizer)):
+        raise EyasError(
+            f"{path} was written by '{header.get('served_as', '?')}' with another vocabulary than that of the target in use"
+        )
     if fingerprint is not None and told is not None and told != fingerprint:
         raise EyasError(
             f"{path} was written by the target '{header.get('target_name', '?')}' (fingerprint {told}), not by the one "
@@ -233,9 +263,9 @@ def _check_target(path: Path, header: dict[str, Any], fingerprint: str | None) -
         )
 
 
-def _check_ids(path: Path, line: int, sample: Sample, vocab_size: int | None) -> None:
+def _check_ids(record: Record, sample: Sample, vocab_size: int | None) -> None:
     if vocab_size is not None and max(sample.ids) >= vocab_size:
         raise EyasError(
-            f"{path}:{line}: row '{sample.id}' holds the token id {max(sample.ids)}, but the target's vocabulary has "
-            f"only {vocab_size}; the file belongs to another target"
+            f"{record.file}:{record.line}: row '{sample.id}' holds the token id {max(sample.ids)}, but the target's "
+            f"vocabulary has only {vocab_size}; the file belongs to another target"
         )

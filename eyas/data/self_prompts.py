@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from eyas.chat import encode, render_text, special_ids, template_hash
-from eyas.data.asking import AnsweringEngine, Ask, written_by
+from eyas.data.asking import AnsweringEngine, Ask, Failed, written_by
 from eyas.data.hashing import content_id, derived_seed
 from eyas.data.jsonl import GrowingFile
 from eyas.data.prompts import Prompt
@@ -35,13 +35,14 @@ LOOPING = 0.5  # share of a text's word triples that are different from each oth
 
 @dataclass(frozen=True)
 class Opening:
-    """`ids` [P]: the rendering up to the user's text. `closing`: how the template ends that text, "" where EOS does."""
+    """`ids` [P]: the rendering up to the user's text. `closing`: how the template ends that text: a special token, or a
+    string where it writes none."""
 
     ids: list[int]
-    closing: str
+    closing: int | str
 
 
-def user_opening(tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int] | set[int], **flags: Any) -> Opening:
+def user_opening(tokenizer: PreTrainedTokenizerBase, **flags: Any) -> Opening:
     """Where a user's first text would begin in the target's template.
 
     Found by rendering two different texts: the ids both share at the front are the opening. Raises EyasError when the
@@ -61,9 +62,7 @@ def user_opening(tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int] | s
         raise EyasError(f"the chat template's opening {before[-40:]!r} cannot be told apart from the user's text in tokens")
     special = special_ids(tokenizer)
     closing = next((i for i in encode(tokenizer, after) if i in special), None)
-    if closing is None:
-        return Opening(ids, after.strip() or "\n\n")
-    return Opening(ids, "" if closing in eos_ids else str(tokenizer.decode([closing], skip_special_tokens=False)))
+    return Opening(ids, (after.strip() or "\n\n") if closing is None else closing)
 
 
 def write_own_prompts(
@@ -84,11 +83,11 @@ def write_own_prompts(
     if count < 1:
         raise EyasError(f"the number of self-written prompts must be at least 1, not {count}")
     target, flags = engine.target, flags or {}
-    opening = user_opening(target.tokenizer, target.eos_ids, **flags)
+    opening = user_opening(target.tokenizer, **flags)
     if len(opening.ids) + max_tokens > engine.max_length:
         raise EyasError(f"self-written prompts of {max_tokens} tokens do not fit the engine's {engine.max_length}")
-    stop = (opening.closing,) if opening.closing else ()
-    params = dataclasses.replace(params, temperature=temperature, max_new_tokens=max_tokens, stop=stop, seed=seed)
+    stop = {"stop": (opening.closing,)} if isinstance(opening.closing, str) else {"stop_ids": (opening.closing,)}
+    params = dataclasses.replace(params, temperature=temperature, max_new_tokens=max_tokens, seed=seed, **stop)
     writer = _Writer(engine, opening, params, count, max(MIN_TRIES, TRIES_PER_PROMPT * count), minutes)
     with progress("self-written prompts", count, "prompts") as meter:
         if out is None:
@@ -176,6 +175,9 @@ class _Writer:
     def _judge(self, number: int, result: Any, file: GrowingFile | None) -> None:
         if len(self.prompts) == self.count:
             return
+        if isinstance(result, Failed):
+            self.dropped["failed"] += 1
+            return
         text, complete = self._text(result)
         if why := self._flaw(text) if complete else "unfinished":
             self.dropped[why] += 1
@@ -191,7 +193,7 @@ class _Writer:
         tokenizer = self.engine.target.tokenizer
         text = str(tokenizer.decode(result.ids[:end], clean_up_tokenization_spaces=False))
         closed = ""
-        if self.opening.closing:
+        if isinstance(self.opening.closing, str):
             text, closed, _ = text.partition(self.opening.closing)
         return text.strip(), bool(closed) or end < len(result.ids) or result.finish in ("eos", "stop")
 

@@ -41,7 +41,9 @@ class FeatureStore:
         self.folder = Path(folder)
         self._made_for = {
             "target": target.fingerprint, "taps": list(target.tap_ids), "weights": target.weights, "top_k": top_k,
+            "dtype": str(target.dtype).removeprefix("torch."),
         }  # fmt: skip
+        self._hidden_size, self._top_k = target.hidden_size, top_k
         self._shards: list[dict[str, Any]] = []
         self._where: dict[str, tuple[int, int]] = {}  # text key -> shard, place in it
         self._fresh: list[Features] = []
@@ -50,7 +52,7 @@ class FeatureStore:
         if index.is_file():
             try:
                 kept = json.loads(index.read_text(encoding="utf-8"))
-                made_for, self._shards = kept["made_for"], kept["shards"]
+                made_for, self._shards = {"dtype": "float32", **kept["made_for"]}, kept["shards"]
                 for number, shard in enumerate(self._shards):
                     self._where.update({key: (number, place) for place, key in enumerate(shard["texts"])})
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -73,6 +75,14 @@ class FeatureStore:
 
     def __len__(self) -> int:
         return len(self._where)
+
+    def bytes_needed(self, tokens: int, supervised: int) -> int:
+        """Bytes on disk of texts with so many tokens, `supervised` of them with a teacher."""
+        return tokens * (3 * self._hidden_size + 12 + 4 + 1) + supervised * 6 * self._top_k
+
+    def bytes_unpacked(self, tokens: int) -> int:
+        """Bytes of memory that the float taps of so many tokens take while their text is not finished."""
+        return tokens * 3 * self._hidden_size * 4
 
     def add(self, features: Features) -> None:
         """Keep one text's features; they are on disk after `flush`, which happens by itself every so many texts."""

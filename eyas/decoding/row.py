@@ -121,7 +121,7 @@ class Row:
             self.accepted.append(number <= drafted)
             if token in self.eos_ids and not params.ignore_eos:
                 self.finish = "eos"
-            elif params.stop and self._stop_at() is not None:
+            elif token in params.stop_ids or (params.stop and self._stop_at() is not None):
                 self.finish = "stop"
             elif len(self.ids) >= self.limit:
                 self.finish = "length"

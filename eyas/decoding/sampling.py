@@ -26,7 +26,7 @@ class SamplingParams:
 
     `top_k` 0, `top_p` 1 and `min_p` 0 keep everything. `logit_bias` maps token ids to what is added to their logits;
     penalties are those of `processors.Penalties`; `min_new_tokens` forbids an earlier end; `grammar` says what the answer may
-    look like. A `stop` string ends the text before it. `logprobs` asks for the log-probability of every token, and of so
+    look like. A `stop` string ends the text before it, a token of `stop_ids` after it. `logprobs` asks for the log-probability of every token, and of so
     many likeliest ones beside it.
     """
 
@@ -44,6 +44,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     grammar: Grammar | None = None
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 

@@ -205,6 +205,14 @@ class Trainer:
         losses, right = self.workers.sum(figures).tolist()
         return losses, right, predictions
 
+    def time_step(self) -> float:
+        """Seconds of one optimiser step of full depth, on the first texts; the weights stay as they are."""
+        numbers = next(shuffled_batches(self.lengths, self.config.slots_per_batch, self.config.seed, 0))
+        start = time.monotonic()
+        self.backward([Batch.of([self.texts[n] for n in numbers], self.device)], self.config.unroll)
+        self.optimizer.zero_grad(set_to_none=True)
+        return (time.monotonic() - start) * self.config.accumulate
+
     # -- what is seen and kept --------------------------------------------------------------------------------------
 
     def _show(self, meter: Meter, figures: StepFigures, last: Evaluation | None) -> None:

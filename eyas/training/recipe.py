@@ -13,10 +13,11 @@ from torch import Tensor
 
 from eyas.chat import Sample
 from eyas.data.features import Features, read_features, text_key
-from eyas.data.samples import held_out_split, truncate
 from eyas.data.store import FeatureStore
+from eyas.data.texts import split_for_training
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
+from eyas.estimate import Consent, admit
 from eyas.files import write_text
 from eyas.heads.config import DRAFT_VOCABULARY, HeadOptions
 from eyas.heads.eagle3 import Eagle3Head
@@ -27,6 +28,7 @@ from eyas.progress import Interrupt, console, progress
 from eyas.target import Target
 from eyas.training.checkpoint import STATE
 from eyas.training.config import TrainConfig
+from eyas.training.forecast import reading_forecast, training_forecast
 from eyas.training.judge import EngineJudge
 from eyas.training.loop import Evaluation, Trainer
 from eyas.training.workers import Workers
@@ -49,26 +51,26 @@ class Stored(Sequence[Features]):
 
 def train(
     target: Target, samples: Sequence[Sample], out: Path, config: TrainConfig, *, features: Path,
-    held_out: float = 0.05, max_length: int = 1024, track: Sequence[str] = (),
+    held_out: float = 0.05, max_length: int = 1024, track: Sequence[str] = (), consent: Consent | None = None,
 ) -> Evaluation:  # fmt: skip
     """Train a head for `target` on `samples` and leave the best one in `out`; a run in `out` is taken up where it stopped.
 
     `features` is the folder of the feature store: what it lacks is read from the target first. `held_out` is the share (or,
     from 1 on, the number) of texts that the run never sees, so that the head can be measured on them; as many again choose
-    the best head. `track` names accelerate's trackers. Under `torchrun` every process calls this alike. Raises EyasError for
-    data with nothing to learn from, or when `out` holds a run with other settings.
+    the best head. `track` names accelerate's trackers. What a long job will take is measured and said first (`consent`).
+    Under `torchrun` every process calls this alike. Raises EyasError for data with nothing to learn from, a job that cannot
+    fit, or when `out` holds a run with other settings.
     """
     workers = Workers(target.device, precision=config.precision, shard=config.shard, track=track, out=out)
     console.quiet = not workers.first
-    cut = truncate(samples, max_length)
-    if cut.dropped:
-        console.print(f"{cut.dropped} texts have no supervised token within {max_length} tokens and are left out")
-    rest, _ = held_out_split(cut.samples, held_out, seed=config.seed)
-    learn, choose = held_out_split(rest, held_out, seed=config.seed + 1)
+    consent = consent or Consent()
+    texts = split_for_training(samples, held_out=held_out, max_length=max_length, seed=config.seed)
+    if texts.dropped:
+        console.print(f"{texts.dropped} texts have no supervised token within {max_length} tokens and are left out")
     with workers.first_alone():
-        learn, choose = _settle(out, config, target, cut.samples, learn, choose)
+        learn, choose = _settle(out, config, target, [*texts.learn, *texts.choose, *texts.aside], texts.learn, texts.choose)
         with FeatureStore(features, target) as store:
-            complete(store, target, [*learn, *choose])
+            complete(store, target, [*learn, *choose], consent)
     counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
     head = starting_head(target, config, counts)
     supervised, size = sum(s.supervised for s in learn), len(head.d2t)
@@ -84,6 +86,8 @@ def train(
     )  # fmt: skip
     if trainer.resume():
         console.print(f"going on at step {trainer.step:,}, {trainer.elapsed / 60:.1f} minutes in")
+    if trainer.progress < 1 and workers.count == 1:
+        admit(training_forecast(trainer, out), consent)
     workers.begin_tracking(_flat(config.model_dump(mode="json")))
     try:
         return trainer.run()
@@ -171,11 +175,13 @@ def _settle(
     return [here[key] for key in keys[0]], [here[key] for key in keys[1]]
 
 
-def complete(store: FeatureStore, target: Target, samples: Sequence[Sample]) -> None:
+def complete(store: FeatureStore, target: Target, samples: Sequence[Sample], consent: Consent | None = None) -> None:
     """Read from the target the features that the store lacks."""
     missing = [s for s in samples if text_key(s) not in store]
     if not missing:
         return
+    admit(reading_forecast(store, target, missing), consent or Consent())
+    missing = [s for s in missing if text_key(s) not in store]
     tokens = sum(len(s.ids) for s in missing)
     with progress("features", tokens, "tokens") as meter, Interrupt() as interrupt:
         for sample in missing:
