@@ -22,6 +22,7 @@ from transformers.utils import logging as hf_logging
 from eyas.errors import EyasError
 from eyas.kernels.attention import attend
 from eyas.kernels.packed import Weights, pack_linears
+from eyas.kernels.twins import INTERFACE
 from eyas.locate import locate
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -106,7 +107,7 @@ def _eyas_attention(
     return attend(query, key, value, attention_mask, scale), None
 
 
-AttentionInterface.register("eyas", _eyas_attention)
+AttentionInterface.register(INTERFACE, _eyas_attention)
 
 
 def transformers_quietly() -> None:
@@ -166,9 +167,8 @@ class Target:
             raise EyasError(f"target '{name}' is of the family '{config.model_type}', whose layers eyas does not know")
         self._head: Any = model.get_output_embeddings()
         self._caught: dict[int, Tensor] = {}
-        for tap in set(self.tap_ids):
-            self._base.layers[tap].register_forward_pre_hook(self._catcher(tap), with_kwargs=True)
-        model.set_attn_implementation("eyas")
+        hooks = self._watch_taps()
+        model.set_attn_implementation(INTERFACE)
         self._window: int | None = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or [])
         self._mask_by_kind = "sliding_attention" in kinds
@@ -183,6 +183,9 @@ class Target:
         if weights != "stock":
             self.weights = pack_linears(model, weights).weights
             self._head = model.get_output_embeddings()
+            for hook in hooks:  # of layers that may have been replaced
+                hook.remove()
+            self._watch_taps()
 
     @classmethod
     def load(
@@ -250,6 +253,10 @@ class Target:
         return self.model.get_input_embeddings().weight
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _watch_taps(self) -> list[Any]:
+        layers = self._base.layers
+        return [layers[tap].register_forward_pre_hook(self._catcher(tap), with_kwargs=True) for tap in self.tap_ids]
 
     def _catcher(self, tap: int) -> Any:
         def catch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
