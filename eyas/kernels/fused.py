@@ -91,6 +91,28 @@ class FusedAttention(nn.Module):
         return attend(queries, keys, values, mask, self.scaling).flatten(2)  # [B, Q, heads * head_dim]
 
 
+class FusedRotary(nn.Module):
+    """A rotary embedding whose cosines and sines are computed once, a block of positions at a time, so that those of a position
+    depend on nothing else."""
+
+    BLOCK = 256  # positions
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self._rotary = rotary
+        self._tables: list[Tensor] = []  # cosines and sines [positions so far, head_dim]
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        """Cosines and sines [B, Q, head_dim] at `position_ids` int64 [B, Q]; of `x` the dtype alone matters."""
+        last = int(position_ids.max())
+        while not self._tables or last >= len(self._tables[0]):
+            start = len(self._tables[0]) if self._tables else 0
+            found = self._rotary(x, torch.arange(start, start + self.BLOCK)[None])  # each [1, BLOCK, head_dim]
+            known = self._tables or [table[0, :0] for table in found]
+            self._tables = [torch.cat([old, new[0]]) for old, new in zip(known, found, strict=True)]
+        return tuple(nn.functional.embedding(position_ids, table) for table in self._tables)
+
+
 class FusedLayer(nn.Module):
     """A decoder layer, x + attention(norm(x)) and then x + mlp(norm(x)), given what transformers gives such a layer."""
 

@@ -153,10 +153,11 @@ void some_panels(const Product& p, const W* packed, int64_t begin, int64_t end) 
 // Panels are handed out as threads become free, so that a thread which the machine holds up delays one chunk only.
 template <typename W>
 void product(const Product& p, const W* packed) {
-  constexpr int64_t kChunks = 8, kTogether = 4;  // chunks a thread; panels that a chunk holds a multiple of
+  constexpr int64_t kChunks = 8;                    // a thread
+  const int64_t together = p.rows == 1 ? 4 : 2;     // a chunk holds a multiple of so many panels
   const int64_t panels = at::divup(p.out, kPanel), work = 1 + p.rows * p.k * p.out;
   const int64_t threads = std::min<int64_t>(at::get_num_threads(), at::divup(work, kSmall));
-  const int64_t chunk = std::max(kTogether, panels / (threads * kChunks) / kTogether * kTogether);
+  const int64_t chunk = std::max(together, panels / (threads * kChunks) / together * together);
   std::atomic<int64_t> next{0};
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     for (int64_t begin; (begin = next.fetch_add(chunk)) < panels;)

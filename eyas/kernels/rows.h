@@ -8,7 +8,7 @@
 
 #include "vec.h"
 
-constexpr int64_t kSmallRows = 1 << 15;  // elements that are not worth a second thread
+constexpr int64_t kSmallRows = 1 << 13;  // elements that are not worth a second thread
 
 // Calls visit(offset, count) for the vectors of a row; count is 8 but for the last.
 template <typename F>

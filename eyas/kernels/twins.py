@@ -14,23 +14,26 @@ from torch import Tensor, nn
 
 from eyas.errors import EyasError
 from eyas.kernels.attention import attend
-from eyas.kernels.fused import FusedAttention, FusedLayer, FusedMLP, FusedNorm, eps_of
+from eyas.kernels.fused import FusedAttention, FusedLayer, FusedMLP, FusedNorm, FusedRotary, eps_of
 from eyas.kernels.linear import Packing
 
 INTERFACE = "eyas"  # the name under which a model's attention is `kernels.attend`
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # whose frequencies do not change with the length of the text
 SCALES = (1.0, 1000.0)  # of the random input: the larger one finds what clips
 
 
 @torch.no_grad()
 def fused_twin(module: Any, weights: Packing) -> nn.Module | None:
-    """The fused replacement of `module`, if it is an RMS norm, a silu-gated MLP, attention with rotary positions or a
-    decoder layer of these, each of the usual kind; else None."""
+    """The fused replacement of `module`, if it is an RMS norm, a silu-gated MLP, a rotary embedding, attention with rotary
+    positions or a decoder layer of these, each of the usual kind; else None."""
     if _is_norm(module):
         return FusedNorm(module.weight, eps_of(module))
     if _is_mlp(module):
         return FusedMLP(module.gate_proj, module.up_proj, module.down_proj, weights)
     if _is_attention(module):
         return FusedAttention(module, weights)
+    if _is_rotary(module):
+        return FusedRotary(module)
     if _is_layer(module):
         parts = (module.input_layernorm, module.self_attn, module.post_attention_layernorm, module.mlp)
         return FusedLayer(*(fused_twin(part, weights) for part in parts))  # type: ignore[arg-type]
@@ -89,6 +92,11 @@ def _is_mlp(module: Any) -> bool:
     if not _linear(*layers) or not _alike(*layers[:2]):
         return False
     return all(_same(module(x), usual_mlp(module, x)) for x in _random(3, layers[0].in_features))
+
+
+def _is_rotary(module: Any) -> bool:
+    named = type(module).__name__.endswith("RotaryEmbedding") and getattr(module, "rope_type", None) in FIXED_ROPE
+    return named and list(inspect.signature(type(module).forward).parameters) == ["self", "x", "position_ids"]
 
 
 def _is_attention(module: Any) -> bool:
