@@ -21,6 +21,8 @@ from transformers.utils import logging as hf_logging
 
 from eyas.errors import EyasError
 from eyas.kernels.attention import attend
+from eyas.kernels.build import kernels_ready
+from eyas.kernels.fused import FusedLayer, FusedNorm, FusedRotary
 from eyas.kernels.packed import Weights, pack_linears
 from eyas.kernels.twins import INTERFACE
 from eyas.locate import locate
@@ -135,9 +137,9 @@ class Target:
 
     Attributes: `name` (what the user wrote), `fingerprint` (16 hex digits naming the weights, the same in every dtype),
     `tokenizer`, `hidden_size` H, `vocab_size` V, `num_layers`, `max_length` (context limit, tokens), `tap_ids`, `eos_ids`,
-    `layer_shapes` (what each layer caches), `weights` (how the products are packed). What heads start from:
-    `embedding` [V, H], `lm_head_weight` [V, H] (the embedding itself where tied), `final_norm_weight` [H] or None, and
-    `last_layer`, the last decoder layer's parameters by their names inside it, e.g. `self_attn.q_proj.weight`.
+    `layer_shapes` (what each layer caches), `weights` (how the products are packed), `packing` (what that did). What heads
+    start from: `embedding` [V, H], `lm_head_weight` [V, H] (the embedding itself where tied), `final_norm_weight` [H] or None,
+    and `last_layer`, the last decoder layer's parameters by their names inside it, e.g. `self_attn.q_proj.weight`.
     """
 
     def __init__(
@@ -179,9 +181,9 @@ class Target:
         self.lm_head_weight: Tensor = self._head.weight
         self.last_layer: dict[str, Tensor] = dict(self._base.layers[-1].named_parameters())
         self.final_norm_weight: Tensor | None = getattr(norm, "weight", None)
-        self.weights: Weights = weights
-        if weights != "stock":
-            self.weights = pack_linears(model, weights).weights
+        self.packing = pack_linears(model, weights)
+        self.weights: Weights = self.packing.weights
+        if self.weights != "stock":
             self._head = model.get_output_embeddings()
             for hook in hooks:  # of layers that may have been replaced
                 hook.remove()
@@ -246,6 +248,24 @@ class Target:
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's own vocabulary projection: final normed states [..., H] -> float32 logits [..., V]."""
         return self._head(hidden).float()
+
+    @property
+    def inexact(self) -> str | None:
+        """What keeps a token's logits from being bit-equal, by construction, in any batch and tree; None: nothing does."""
+        if self.weights == "stock":
+            if self.device.type != "cpu" or self.dtype != torch.float32:
+                kind = str(self.dtype).removeprefix("torch.")
+                return f"the row-invariant kernels are for float32 on the CPU, and this target is {kind} on {self.device.type}"
+            if not kernels_ready():
+                return "the row-invariant kernels could not be built here; they need a C++ compiler"
+            return "torch's own products change with the number of rows; use --weights fp32, fp16 or int8"
+        if self.packing.left:
+            return f"its {self.packing.left[0]} multiplies by torch's own operators"
+        norm = getattr(self._base, "norm", getattr(self._base, "final_layernorm", None))
+        parts = [(module, FusedLayer) for module in self._base.layers]
+        parts += [(norm, FusedNorm), (getattr(self._base, "rotary_emb", None), FusedRotary)]
+        other = [type(module).__name__ for module, usual in parts if not isinstance(module, usual)]
+        return f"its {other[0]} computes by torch's own operators" if other else None
 
     @property
     def embedding(self) -> Tensor:

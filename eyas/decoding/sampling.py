@@ -117,10 +117,11 @@ class BatchSampler:
         `drafted` int64 [B], the token that a chain drafted there (-1: none), plays no part in coupled sampling.
         """
         logits = self._process(logits)
-        best = logits.argmax(-1)  # [B]
+        best = self._best(logits)  # [B]
         if self.greedy:
             return best
         drawn = self._draw(self.filtered(logits), indices, drafted)  # [B]
+        self.scores = torch.where(self._sampled[:, None], self.scores, logits)
         return torch.where(self._sampled, drawn, best)
 
     def see(self, row: int, token: int) -> None:
@@ -131,7 +132,16 @@ class BatchSampler:
     def _draw(self, scores: Tensor, indices: Sequence[int], drafted: Tensor | None) -> Tensor:
         """A token int64 [B] drawn from softmax(`scores` [B, V])."""
         ids = torch.arange(scores.shape[-1], device=scores.device)
-        return (scores + gumbel(self.keys(indices), ids)).argmax(-1)
+        return self._best(scores + gumbel(self.keys(indices), ids))
+
+    def _best(self, scores: Tensor) -> Tensor:
+        self.scores = scores  # [B, V], the best of which was chosen last
+        return scores.argmax(-1)
+
+    @property
+    def divisor(self) -> Tensor:
+        """float32 [B]: what a row's logits are divided by before the choice."""
+        return torch.where(self._sampled, self._temperature[:, 0], 1.0)
 
     def _process(self, logits: Tensor) -> Tensor:
         if not self.processed:
