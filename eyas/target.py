@@ -262,7 +262,7 @@ class Target:
         if self.packing.left:
             return f"its {self.packing.left[0]} multiplies by torch's own operators"
         norm = getattr(self._base, "norm", getattr(self._base, "final_layernorm", None))
-        parts = [(module, FusedLayer) for module in self._base.layers]
+        parts: list[tuple[Any, type[nn.Module]]] = [(module, FusedLayer) for module in self._base.layers]
         parts += [(norm, FusedNorm), (getattr(self._base, "rotary_emb", None), FusedRotary)]
         other = [type(module).__name__ for module, usual in parts if not isinstance(module, usual)]
         return f"its {other[0]} computes by torch's own operators" if other else None

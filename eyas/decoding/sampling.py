@@ -98,6 +98,7 @@ class BatchSampler:
         self.params = params
         self.device = torch.device(device)
         self.processed = {row: list(chain) for row, chain in enumerate(processors) if chain}
+        self.scores: Tensor  # [B, V], the best of which was chosen last
         self.greedy = all(p.temperature == 0 for p in params)
         column = [[max(p.temperature, 1e-6), p.top_p, p.min_p] for p in params]
         table = torch.tensor(column, dtype=torch.float32, device=device)  # [B, 3]
@@ -135,7 +136,7 @@ class BatchSampler:
         return self._best(scores + gumbel(self.keys(indices), ids))
 
     def _best(self, scores: Tensor) -> Tensor:
-        self.scores = scores  # [B, V], the best of which was chosen last
+        self.scores = scores
         return scores.argmax(-1)
 
     @property
