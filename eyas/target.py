@@ -21,7 +21,10 @@ from transformers.utils import logging as hf_logging
 
 from eyas.errors import EyasError
 from eyas.kernels.attention import attend
+from eyas.kernels.build import kernels_ready
+from eyas.kernels.fused import FusedLayer, FusedNorm, FusedRotary
 from eyas.kernels.packed import Weights, pack_linears
+from eyas.kernels.twins import INTERFACE
 from eyas.loading import load_model
 from eyas.locate import locate
 
@@ -110,7 +113,7 @@ def _eyas_attention(
     return attend(query, key, value, attention_mask, scale), None
 
 
-AttentionInterface.register("eyas", _eyas_attention)
+AttentionInterface.register(INTERFACE, _eyas_attention)
 
 
 def transformers_quietly() -> None:
@@ -138,9 +141,9 @@ class Target:
 
     Attributes: `name` (what the user wrote), `fingerprint` (16 hex digits naming the weights, the same in every dtype),
     `tokenizer`, `hidden_size` H, `vocab_size` V, `num_layers`, `max_length` (context limit, tokens), `tap_ids`, `eos_ids`,
-    `layer_shapes` (what each layer caches), `weights` (how the products are packed). What heads start from:
-    `embedding` [V, H], `lm_head_weight` [V, H] (the embedding itself where tied), `final_norm_weight` [H] or None, and
-    `last_layers`.
+    `layer_shapes` (what each layer caches), `weights` (how the products are packed), `packing` (what that did). What heads
+    start from: `embedding` [V, H], `lm_head_weight` [V, H] (the embedding itself where tied), `final_norm_weight` [H] or None,
+    and `last_layers`.
     """
 
     def __init__(
@@ -170,9 +173,8 @@ class Target:
             raise EyasError(f"target '{name}' is of the family '{config.model_type}', whose layers eyas does not know")
         self._head: Any = model.get_output_embeddings()
         self._caught: dict[int, Tensor] = {}
-        for tap in set(self.tap_ids):
-            self._base.layers[tap].register_forward_pre_hook(_catcher(self._caught, tap), with_kwargs=True)
-        model.set_attn_implementation("eyas")
+        hooks = self._watch_taps()
+        model.set_attn_implementation(INTERFACE)
         self._window: int | None = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or [])
         self._mask_by_kind = "sliding_attention" in kinds
@@ -183,10 +185,13 @@ class Target:
         self.lm_head_weight: Tensor = self._head.weight
         self._last_layers = [dict(layer.named_parameters()) for layer in self._base.layers[-MAX_HEAD_LAYERS:]]
         self.final_norm_weight: Tensor | None = getattr(norm, "weight", None)
-        self.weights: Weights = weights
-        if weights != "stock":
-            self.weights = pack_linears(model, weights).weights
+        self.packing = pack_linears(model, weights)
+        self.weights: Weights = self.packing.weights
+        if self.weights != "stock":
             self._head = model.get_output_embeddings()
+            for hook in hooks:  # of layers that may have been replaced
+                hook.remove()
+            self._watch_taps()
 
     @classmethod
     def load(
@@ -267,6 +272,24 @@ class Target:
         return self._head(hidden).float()
 
     @property
+    def inexact(self) -> str | None:
+        """What keeps a token's logits from being bit-equal, by construction, in any batch and tree; None: nothing does."""
+        if self.weights == "stock":
+            if self.device.type != "cpu" or self.dtype != torch.float32:
+                kind = str(self.dtype).removeprefix("torch.")
+                return f"the row-invariant kernels are for float32 on the CPU, and this target is {kind} on {self.device.type}"
+            if not kernels_ready():
+                return "the row-invariant kernels could not be built here; they need a C++ compiler"
+            return "torch's own products change with the number of rows; use --weights fp32, fp16 or int8"
+        if self.packing.left:
+            return f"its {self.packing.left[0]} multiplies by torch's own operators"
+        norm = getattr(self._base, "norm", getattr(self._base, "final_layernorm", None))
+        parts: list[tuple[Any, type[nn.Module]]] = [(module, FusedLayer) for module in self._base.layers]
+        parts += [(norm, FusedNorm), (getattr(self._base, "rotary_emb", None), FusedRotary)]
+        other = [type(module).__name__ for module, usual in parts if not isinstance(module, usual)]
+        return f"its {other[0]} computes by torch's own operators" if other else None
+
+    @property
     def embedding(self) -> Tensor:
         """The input embedding [V, H]."""
         return self.model.get_input_embeddings().weight
@@ -276,6 +299,10 @@ class Target:
         return self._last_layers[-count:]
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _watch_taps(self) -> list[Any]:
+        layers = self._base.layers
+        return [layers[tap].register_forward_pre_hook(_catcher(self._caught, tap), with_kwargs=True) for tap in self.tap_ids]
 
     def _probe(self) -> list[LayerShape]:
         """Run one token to learn what every layer caches, and that hidden states and logits are what we take them for."""

@@ -270,7 +270,7 @@ def tiny_llama(family: str) -> nn.Module:
 
 
 @needs_kernels
-@pytest.mark.parametrize(("family", "fused"), [("llama", 7), ("qwen2", 7), ("qwen3", 11), ("gemma", 0)])
+@pytest.mark.parametrize(("family", "fused"), [("llama", 8), ("qwen2", 8), ("qwen3", 12), ("gemma", 1)])
 def test_a_packed_model_agrees_with_the_stock_one(family: str, fused: int) -> None:
     model = tiny_llama(family)
     ids = torch.randint(0, 64, (2, 9))
@@ -305,7 +305,10 @@ def test_norms_and_gates_are_right_and_their_rows_alone(width: int) -> None:
 @needs_kernels
 def test_gates_at_extreme_values() -> None:
     gate = torch.tensor([-1e30, -100.0, -88.5, -1e-20, 0.0, 88.5, 100.0, 1e30])
-    got = torch.ops.eyas.silu_gate(torch.cat([gate, torch.ones(8)]))
+    same, ones = nn.Linear(8, 8), nn.Linear(8, 8)
+    for layer, weight, bias in ((same, torch.eye(8), 0.0), (ones, torch.zeros(8, 8), 1.0)):
+        layer.weight.data, layer.bias.data = weight, torch.full((8,), bias)
+    got = FusedMLP(same, ones, same, "fp32")(gate)
     assert torch.allclose(got, nn.functional.silu(gate), rtol=1e-6, atol=1e-8)
 
 
@@ -326,7 +329,7 @@ def test_both_operators_can_be_traced() -> None:
         for got, want in zip(traced(x), step(x), strict=True):
             assert torch.equal(got, want)
     for operator, given_ in (
-        (torch.ops.eyas.packed_linear, (x, layer.packed, layer.scale, layer.bias, 20)),
+        (torch.ops.eyas.packed_linear, (x, layer.packed, layer.scale, layer.bias, None, 20)),
         (torch.ops.eyas.attend, (q, k, v, mask, 0.3)),
     ):
         torch.library.opcheck(operator.default, given_, test_utils=("test_schema", "test_faketensor"))

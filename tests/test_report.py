@@ -278,6 +278,7 @@ def test_generate_streams_the_answer_and_its_statistics(show_drafts: bool) -> No
     assert ("\x1b[1;32m" in shown) == (show_drafts and engine.stats.accepted > 0)
     bare = re.sub(r"\x1b\[[\d;]*m", "", shown)
     assert re.search(r"\d+ tokens in .* s, .* tokens/s after .* of prefill, tau \d\.\d\d, \d+ target forwards", bare)
+    assert re.search(r"\d+ near-ties", bare)  # of stock products
     said = target.tokenizer.decode(plain.ids, skip_special_tokens=True)
     assert printable(bare).startswith(printable(said))
 

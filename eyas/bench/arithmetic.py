@@ -134,6 +134,7 @@ def figures_of(rows: Sequence[Turn], name: str, depths: Depths, *, head: str, tr
         rounds=sum(len(r.rounds) for r in runs),
         drafted=sum(r.drafted for r in runs),
         accepted=sum(r.accepted for r in runs),
+        near_ties=sum(r.near_ties for r in runs),
         share_draft=draft,
         share_verify=verify,
         share_other=max(0.0, 1 - draft - verify),

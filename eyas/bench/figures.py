@@ -59,6 +59,7 @@ class Conditions(BaseModel):
     transformers: str
     eyas: str
     date: str
+    bit_exact: bool = False  # by construction: no choice of the target can depend on drafter, tree or batch
 
 
 class Run(BaseModel):
@@ -73,6 +74,7 @@ class Run(BaseModel):
     accepted: int
     draft_s: float
     verify_s: float
+    near_ties: int = 0
     identical: bool
     first_difference: int | None  # position in the answer
     digest: str  # of the token ids: tells two answers apart without storing them
@@ -124,6 +126,7 @@ class Figures(BaseModel):
     rounds: int
     drafted: int
     accepted: int
+    near_ties: int = 0
     share_draft: float
     share_verify: float
     share_other: float

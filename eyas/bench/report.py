@@ -66,6 +66,8 @@ def figure_rows(report: RaceReport) -> Iterator[tuple[str, list[str]]]:
     yield row("tokens/s", "{speed}", "{speed}")
     yield row("speed-up", "1", "{speedup}")
     yield row("tokens identical", "-", "{same}")
+    if not report.conditions.bit_exact:
+        yield row("near-ties", "{f.near_ties:,}", "{f.near_ties:,}")
     yield row("tau", "{f.tau.value:.2f}", "{f.tau.value:.2f}")
     yield row("target forwards", "{f.target_forwards:,}", "{f.target_forwards:,}")
     yield row("drafted", "-", "{f.drafted:,}")
@@ -112,7 +114,8 @@ def condition_rows(c: Conditions, *, short: bool = False) -> list[tuple[str, str
     main = [
         ("target", f"{c.target} ({c.fingerprint})"), ("T", f"{c.temperature:g}"), ("seed", str(c.seed)),
         ("new tokens", f"up to {c.max_new_tokens}"), ("batch", str(c.batch)), ("prompts", prompts),
-        ("dtype", c.dtype), ("weights", c.weights), ("template", c.template),
+        ("dtype", c.dtype), ("weights", c.weights), ("tokens", "bit-exact" if c.bit_exact else "exact up to near-ties"),
+        ("template", c.template),
         ("machine", f"{c.machine}, {c.threads} threads" if c.threads != 1 else f"{c.machine}, 1 thread"),
     ]  # fmt: skip
     if short:

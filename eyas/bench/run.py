@@ -25,13 +25,15 @@ def run_bench(
     *,
     tree: TreeShape | StaticTree | None = None,
     rules: Rules = Rules(),
+    exact: bool = False,
 ) -> RaceReport:
     """Race plain decoding against each of `heads` (name -> the head's folder) on `items`; see `race`.
 
-    The caches are as long as the longest prompt with its answers needs, within the target's limit.
+    The caches are as long as the longest prompt with its answers needs, within the target's limit. Raises EyasError with
+    `exact` for a target that is not bit-exact by construction.
     """
     length = min(target.max_length, max((item.room(target, params.max_new_tokens) for item in items), default=1))
-    engines = {PLAIN: Engine(target, max_rows=rules.batch, max_length=length)}
+    engines = {PLAIN: Engine(target, max_rows=rules.batch, max_length=length, exact=exact)}
     for name, folder in heads.items():
         drafter = Eagle3Drafter(target, load_head(folder, target), weights=target.weights)
         engines[name] = Engine(target, drafter, tree=tree, max_rows=rules.batch, max_length=length)

@@ -45,6 +45,7 @@ def bench(
     max_new_tokens: Annotated[int, typer.Option(help="per answer")] = 256,
     tree: Annotated[str, typer.Option(help="auto, DEPTHxTOPKxTOTAL, chain:K or static")] = "auto",
     batch: Annotated[int, typer.Option(help="prompts decoded together", min=1)] = 1,
+    exact: Annotated[bool, typer.Option(help="refuse a target whose tokens are not bit-equal by construction")] = False,
     json: Annotated[Path | None, typer.Option(help="write the report here")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page of it here")] = None,
     log: Annotated[Path | None, typer.Option(help="training log for the page; default: the head's own log.jsonl")] = None,
@@ -62,7 +63,7 @@ def bench(
     names = [name.strip() for told in suite or [] for name in told.split(",")]
     items = gather(model, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    report = run_bench(model, heads, items, params, tree=shape, rules=Rules(batch=batch))
+    report = run_bench(model, heads, items, params, tree=shape, rules=Rules(batch=batch), exact=exact)
     console = Console(highlight=False)
     console.print(table(report))
     console.print()

@@ -30,6 +30,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="of the sampling noise")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="at most this many")] = 256,
     tree: Annotated[str, typer.Option(help="auto, DEPTHxTOPKxTOTAL, chain:K or static")] = "auto",
+    exact: Annotated[bool, typer.Option(help="refuse a target whose tokens are not bit-equal by construction")] = False,
     show_drafts: Annotated[bool, typer.Option("--show-drafts/--plain", help="colour the accepted drafts, or not")] = True,
 ) -> None:
     """Answer one prompt. Drafted and accepted tokens are bold green; the last line says what the head brought."""
@@ -39,7 +40,7 @@ def generate(
     drafter = Eagle3Drafter(model, load_head(head, model), weights=model.weights) if head else None
     asked = sys.stdin.read() if prompt == "-" else prompt
     ids = render(model.tokenizer, [{"role": "user", "content": asked}])
-    engine = Engine(model, drafter, tree=shape, max_length=len(ids) + max_new_tokens)
+    engine = Engine(model, drafter, tree=shape, max_length=len(ids) + max_new_tokens, exact=exact)
     show(engine, Request(ids, params), Console(highlight=False), show_drafts=show_drafts)
 
 
@@ -52,10 +53,11 @@ def show(engine: Engine, request: Request, console: Console, *, show_drafts: boo
         console.print(styled(colourer.feed(piece.ids, accepted)), end="", soft_wrap=True)
     seconds = time.perf_counter() - start
     console.print(styled(colourer.rest()), soft_wrap=True)
-    console.print(statistics_line(engine.stats, seconds), style="dim")
+    bit_exact = engine.target.inexact is None
+    console.print(statistics_line(engine.stats, seconds, bit_exact=bit_exact), style="dim")
 
 
-def statistics_line(stats: Stats, seconds: float) -> str:
+def statistics_line(stats: Stats, seconds: float, *, bit_exact: bool) -> str:
     """What an answer took, in one line; `seconds` are those of the wall, prefill included."""
     decode = max(seconds - stats.prefill_s, 1e-9)
     parts = [
@@ -66,4 +68,5 @@ def statistics_line(stats: Stats, seconds: float) -> str:
     ]
     if stats.drafted:
         parts.append(f"{stats.accepted} of {stats.drafted} drafted tokens accepted")
+    parts.append("bit-exact" if bit_exact else f"{stats.near_ties} near-ties")
     return ", ".join(parts)

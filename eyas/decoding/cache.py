@@ -12,6 +12,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from eyas.kernels.slots import write_slots
 from eyas.target import LayerShape
 
 
@@ -28,14 +29,11 @@ class KVCache:
         self.rows, self.length = rows, length
         self.lengths = torch.zeros(rows, dtype=torch.long)
         self.device = torch.device(device)
-        self._stores: list[Tensor] = []  # each [layers of one shape, rows, heads, length, dim]
-        self._layers: list[tuple[Tensor, Tensor]] = []  # per layer keys and values [rows, heads, length, dim]
+        self._stores: list[Tensor] = []  # keys and values in turns, each [layers of one shape, rows, heads, length, dim]
         for shape, group in groupby(shapes):
             count = len(list(group))
-            keys = torch.zeros(count, rows, shape.heads, length, shape.key_dim, dtype=dtype, device=device)
-            values = torch.zeros(count, rows, shape.heads, length, shape.value_dim, dtype=dtype, device=device)
-            self._stores += [keys, values]
-            self._layers += list(zip(keys, values, strict=True))
+            for dim in (shape.key_dim, shape.value_dim):
+                self._stores.append(torch.zeros(count, rows, shape.heads, length, dim, dtype=dtype, device=device))
 
     @staticmethod
     def bytes_needed(shapes: Sequence[LayerShape], rows: int, length: int, dtype: torch.dtype) -> int:
@@ -45,7 +43,7 @@ class KVCache:
 
     def view(self, first: int, count: int, slots: Tensor) -> SlotView:
         """The rows first..first+count as a forward sees them: query i of row r is stored at `slots` int64 [count, Q]."""
-        return SlotView(self._layers, first, count, slots.to(self.device), int(slots.max()) + 1)
+        return SlotView(self._layers(first, count, int(slots.max()) + 1), slots.to(self.device))
 
     def commit(self, row: int, path: Tensor) -> None:
         """Append to `row` the entries at offsets `path` int64 [n] (ascending, path[i] >= i) behind its committed ones."""
@@ -69,30 +67,31 @@ class KVCache:
 
     def keys_values(self, layer: int, row: int) -> tuple[Tensor, Tensor]:
         """The committed keys and values [heads, committed, dim] of one row (for tests and inspection)."""
-        keys, values = self._layers[layer]
-        used = int(self.lengths[row])
-        return keys[row, :, :used], values[row, :, :used]
+        keys, values = self._layers(row, 1, int(self.lengths[row]))[layer]
+        return keys[0], values[0]
+
+    def _layers(self, first: int, count: int, end: int) -> list[tuple[Tensor, Tensor]]:
+        """Per layer the keys and values [count, heads, end, dim] of some rows."""
+        windows = [store[:, first : first + count, :, :end].unbind() for store in self._stores]
+        pairs = zip(windows[::2], windows[1::2], strict=True)
+        return [layer for keys, values in pairs for layer in zip(keys, values, strict=True)]
 
 
 class SlotView:
     """One forward's window on the cache; see `eyas.target.CacheView`."""
 
-    def __init__(self, layers: list[tuple[Tensor, Tensor]], first: int, count: int, slots: Tensor, end: int) -> None:
-        self._layers, self._first, self._count, self.end = layers, first, count, end
-        self._slots = slots
-        self._rows = torch.arange(first, first + count, device=slots.device)[:, None]  # [B, 1]
-        # One row written without a gap (plain decoding, prefill, a tree at batch 1) is a plain slice.
-        self._span = (end - slots.shape[1], end) if count == 1 else None
+    def __init__(self, layers: list[tuple[Tensor, Tensor]], slots: Tensor) -> None:
+        self._layers, self._slots = layers, slots  # per layer keys and values [B, heads, K, dim]
+
+    @property
+    def end(self) -> int:
+        """K, the number of keys that a query may look at."""
+        return self._layers[0][0].shape[2]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        for store, new in zip(self._layers[layer], (keys, values), strict=True):
-            if self._span is not None:
-                store[self._first, :, self._span[0] : self._span[1]] = new[0]
-            else:
-                store[self._rows, :, self._slots] = new.transpose(1, 2)  # [B, Q, heads, dim]
-        stored_keys, stored_values = self._layers[layer]
-        rows = slice(self._first, self._first + self._count)
-        return stored_keys[rows, :, : self.end], stored_values[rows, :, : self.end]  # [B, heads, K, dim]
+        stored = self._layers[layer]
+        write_slots(*stored, keys, values, self._slots)
+        return stored
 
 
 def committed_mask(lengths: Tensor, queries: int, keys: int) -> Tensor:

@@ -23,6 +23,7 @@ from eyas.data.features import TEACHER_TOP_K, teacher_rows
 from eyas.decoding.cache import KVCache
 from eyas.decoding.costs import Bench, Costs, measured
 from eyas.decoding.drafters import Drafter
+from eyas.decoding.exact import near_ties, require_exact
 from eyas.decoding.planner import Planner
 from eyas.decoding.policy import Fixed, Policy, Round
 from eyas.decoding.rejection import RejectionSampler
@@ -58,15 +59,17 @@ class Engine:
     gives the same text with any drafter, tree and batch, "rejection" only the same distribution. `max_rows` is how many
     requests decode together, `max_length` the longest text (prompt and answer, tokens). The caches for all of it are
     allocated at once; `cache_bytes` says how much. With `features` every result carries the taps and the teacher of its
-    tokens, as training needs them.
+    tokens, as training needs them. With `exact` a target is refused whose tokens are not bit-equal by construction.
     Raises EyasError when the tree does not fit the drafter or the cache does not fit the memory.
     """
 
     def __init__(
         self, target: Target, drafter: Drafter | None = None, *, tree: TreeShape | StaticTree | None = None,
         sampling: Literal["coupled", "rejection"] = "coupled", max_rows: int = 1, max_length: int = 2048,
-        features: bool = False, costs: Costs | None = None,
+        features: bool = False, costs: Costs | None = None, exact: bool = False,
     ) -> None:  # fmt: skip
+        if exact:
+            require_exact(target, sampling)
         self.target, self.drafter, self.features, self.sampling = target, drafter, features, sampling
         if sampling not in ("coupled", "rejection"):
             raise EyasError(f"unknown sampling rule '{sampling}'; choose coupled or rejection")
@@ -90,6 +93,7 @@ class Engine:
                 f"no memory for the KV cache: {max_rows} rows of {self.max_length} tokens need "
                 f"{self.cache_bytes / 1e9:.1f} GB; lower the number of rows or the length"
             ) from error
+        self._counts_near_ties = sampling == "coupled" and target.inexact is not None
         self.policy: Policy
         if tree is None and drafter is not None:
             assert isinstance(shape, TreeShape)
@@ -346,8 +350,11 @@ class Engine:
         return walk(tree, self.policy.shape.depth, choose), teacher
 
     def _chosen(self, sampler: BatchSampler, rows: list[Row], logits: Tensor, tokens: Tensor, alive: Tensor) -> None:
-        """Tell processors of the `tokens` [B] chosen from `logits` [B, V], and note log-probabilities, where asked for."""
+        """Tell processors of the `tokens` [B] chosen from `logits` [B, V], and note near-ties and, where asked for,
+        log-probabilities."""
+        near = near_ties(sampler, logits, self.target.dtype) if self._counts_near_ties else [False] * len(rows)
         for slot, row in enumerate(rows):
+            row.stats.near_ties += near[slot] and bool(alive[slot])
             wanted = row.request.params.logprobs
             if (wanted is None and slot not in sampler.processed) or not bool(alive[slot]):
                 continue

@@ -26,8 +26,8 @@ class SamplingParams:
 
     `top_k` 0, `top_p` 1 and `min_p` 0 keep everything. `logit_bias` maps token ids to what is added to their logits;
     penalties are those of `processors.Penalties`; `min_new_tokens` forbids an earlier end; `grammar` says what the answer may
-    look like. A `stop` string ends the text before it, a token of `stop_ids` after it. `logprobs` asks for the log-probability of every token, and of so
-    many likeliest ones beside it.
+    look like. A `stop` string ends the text before it, a token of `stop_ids` after it. `logprobs` asks for the
+    log-probability of every token, and of so many likeliest ones beside it.
     """
 
     max_new_tokens: int = 256
@@ -99,6 +99,7 @@ class BatchSampler:
         self.params = params
         self.device = torch.device(device)
         self.processed = {row: list(chain) for row, chain in enumerate(processors) if chain}
+        self.scores: Tensor  # [B, V], the best of which was chosen last
         self.greedy = all(p.temperature == 0 for p in params)
         column = [[max(p.temperature, 1e-6), p.top_p, p.min_p] for p in params]
         table = torch.tensor(column, dtype=torch.float32, device=device)  # [B, 3]
@@ -118,10 +119,11 @@ class BatchSampler:
         `drafted` int64 [B], the token that a chain drafted there (-1: none), plays no part in coupled sampling.
         """
         logits = self._process(logits)
-        best = logits.argmax(-1)  # [B]
+        best = self._best(logits)  # [B]
         if self.greedy:
             return best
         drawn = self._draw(self.filtered(logits), indices, drafted)  # [B]
+        self.scores = torch.where(self._sampled[:, None], self.scores, logits)
         return torch.where(self._sampled, drawn, best)
 
     def see(self, row: int, token: int) -> None:
@@ -132,7 +134,16 @@ class BatchSampler:
     def _draw(self, scores: Tensor, indices: Sequence[int], drafted: Tensor | None) -> Tensor:
         """A token int64 [B] drawn from softmax(`scores` [B, V])."""
         ids = torch.arange(scores.shape[-1], device=scores.device)
-        return (scores + gumbel(self.keys(indices), ids)).argmax(-1)
+        return self._best(scores + gumbel(self.keys(indices), ids))
+
+    def _best(self, scores: Tensor) -> Tensor:
+        self.scores = scores
+        return scores.argmax(-1)
+
+    @property
+    def divisor(self) -> Tensor:
+        """float32 [B]: what a row's logits are divided by before the choice."""
+        return torch.where(self._sampled, self._temperature[:, 0], 1.0)
 
     def _process(self, logits: Tensor) -> Tensor:
         if not self.processed:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 DEFINITIONS = {
     "tau": "tokens emitted by rounds / rounds, bonus token included, prefill's token and all after EOS excluded",
     "n-alpha": "share of drafts at depth n that are accepted, given that depths below n were (depths from 1)",
+    "near-ties": "choices whose two best scores lie within rounding of each other: only there can texts come to differ",
     "joint": "share of rounds in which depths 1..n were all accepted",
 }
 
@@ -26,6 +27,7 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     target_forwards: int = 0  # forwards this request took part in, its prefill included
+    near_ties: int = 0  # choices of the target; not counted where decoding is bit-equal by construction
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0

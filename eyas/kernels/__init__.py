@@ -1,1 +1,1 @@
-"""Operators that decoding stands on: packed products, attention over a cache, norms and gates; exact for any batch."""
+"""Operators that decoding stands on: packed products, attention over a cache, fused layers; exact for any batch."""

@@ -23,6 +23,7 @@ namespace {
 constexpr int64_t kMaxHeads = 3;       // query heads of one key head that share a pass over its keys: 12 accumulators
 constexpr int64_t kMaxQueries = 8;     // queries that a task takes through the same keys
 constexpr int64_t kChunk = 64;         // keys at a time: they stay in L1 while the task's queries pass by
+constexpr int64_t kAhead = 16;         // keys from the one that is read to the one that is fetched
 constexpr int64_t kSmall = 1 << 15;    // multiply-adds that are not worth a second thread
 
 struct Strides {
@@ -41,39 +42,56 @@ struct Problem {
 
 // What a task keeps about one of its queries.
 struct Query {
-  std::vector<int32_t> allowed;  // keys, ascending
+  std::vector<int32_t> allowed;  // keys, ascending, the first `count` of them valid
+  int64_t count = 0;
   std::vector<float> vectors;    // [heads, dim rounded up to 8], zero-padded
   std::vector<float> weights;    // [heads, pad]: scores, then unnormalised weights, then those alone are read
-  int64_t pad = 0;               // allowed keys rounded up to 8
+  int64_t pad = 0;               // count rounded up to 8
   float* out = nullptr;          // [heads, value_dim]
 };
 
 int64_t padded(int64_t n) { return (n + 7) / 8 * 8; }
 
-void gather_allowed(const bool* mask, int64_t stride, int64_t keys, std::vector<int32_t>& allowed) {
-  allowed.clear();
+void gather_allowed(const bool* mask, int64_t stride, int64_t keys, Query& query) {
+  constexpr uint64_t kAll = 0x0101010101010101;  // eight times true
+  query.allowed.resize(static_cast<size_t>(keys));
+  int32_t* to = query.allowed.data();
   int64_t key = 0;
-  if (stride == 1) {
+  if (stride == 1)
     for (; key + 8 <= keys; key += 8) {
       uint64_t eight;
       std::memcpy(&eight, mask + key, 8);
       if (eight == 0) continue;
-      for (int i = 0; i < 8; ++i)
-        if (mask[key + i]) allowed.push_back(static_cast<int32_t>(key + i));
+      for (int i = 0; i < 8; ++i) {
+        *to = static_cast<int32_t>(key + i);
+        to += eight == kAll || mask[key + i];
+      }
     }
+  for (; key < keys; ++key) {
+    *to = static_cast<int32_t>(key);
+    to += mask[key * stride];
   }
-  for (; key < keys; ++key)
-    if (mask[key * stride]) allowed.push_back(static_cast<int32_t>(key));
+  query.count = to - query.allowed.data();
 }
 
-// Scores of a query's HEADS vectors against its allowed keys number [begin, end).
+void fetch_row(const float* row, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += 16) prefetch(row + d);
+}
+
+// Scores of a query's HEADS vectors against its allowed keys number [begin, end). With `values`, keys are fetched ahead,
+// and the values that will be blended.
 template <int HEADS, int KEYS>
-void score(const Problem& p, Query& query, const float* keys, int64_t begin, int64_t end) {
+void score(const Problem& p, Query& query, const float* keys, const float* values, int64_t begin, int64_t end) {
   const int64_t whole = p.dim / 8 * 8, tail = p.dim - whole, width = padded(p.dim);
   const float* vectors = query.vectors.data();
   for (int64_t i = begin; i < end; i += KEYS) {
     const float* key[KEYS];
     for (int j = 0; j < KEYS; ++j) key[j] = keys + query.allowed[std::min(i + j, end - 1)] * p.ks.token;
+    if (values)
+      for (int j = 0; j < KEYS; ++j) {
+        fetch_row(keys + query.allowed[std::min(i + j + kAhead, query.count - 1)] * p.ks.token, p.dim);
+        fetch_row(values + query.allowed[std::min(i + j, end - 1)] * p.vs.token, p.value_dim);
+      }
     Vec8 acc[HEADS][KEYS];
     UNROLLED for (int h = 0; h < HEADS; ++h)
       UNROLLED for (int j = 0; j < KEYS; ++j) acc[h][j] = Vec8::zero();
@@ -160,10 +178,9 @@ void attend_block(const Problem& p, int64_t b, int64_t head, int64_t kv, int64_t
   int64_t longest = 0;
   for (int64_t i = 0; i < n; ++i) {
     Query& q = queries[i];
-    gather_allowed(p.mask + b * p.mask_batch + (begin + i) * p.mask_query, p.mask_key, p.keys, q.allowed);
-    const int64_t count = static_cast<int64_t>(q.allowed.size());
-    longest = std::max(longest, count);
-    q.pad = padded(count);
+    gather_allowed(p.mask + b * p.mask_batch + (begin + i) * p.mask_query, p.mask_key, p.keys, q);
+    longest = std::max(longest, q.count);
+    q.pad = padded(q.count);
     q.weights.resize(static_cast<size_t>(HEADS * q.pad));
     q.vectors.assign(static_cast<size_t>(HEADS * width), 0.f);
     const float* from = p.q + b * p.qs.batch + head * p.qs.head + (begin + i) * p.qs.token;
@@ -174,18 +191,21 @@ void attend_block(const Problem& p, int64_t b, int64_t head, int64_t kv, int64_t
   const auto chunks = [&](auto visit) {
     for (int64_t from = 0; from < longest; from += kChunk)
       for (int64_t i = 0; i < n; ++i) {
-        const int64_t to = std::min(from + kChunk, static_cast<int64_t>(queries[i].allowed.size()));
+        const int64_t to = std::min(from + kChunk, queries[i].count);
         if (from < to) visit(queries[i], from, to);
       }
   };
-  chunks([&](Query& q, int64_t from, int64_t to) { score<HEADS, HEADS == 1 ? 8 : 4>(p, q, keys, from, to); });
+  chunks([&](Query& q, int64_t from, int64_t to) {
+    score<HEADS, HEADS == 1 ? 8 : 4>(p, q, keys, &q == queries ? values : nullptr, from, to);
+  });
   float inverse[kMaxQueries][HEADS];
   for (int64_t i = 0; i < n; ++i)
     for (int h = 0; h < HEADS; ++h)
-      inverse[i][h] = softmax(queries[i].weights.data() + h * queries[i].pad,
-                              static_cast<int64_t>(queries[i].allowed.size()), queries[i].pad, p.scale);
+      inverse[i][h] = softmax(queries[i].weights.data() + h * queries[i].pad, queries[i].count, queries[i].pad, p.scale);
   chunks([&](Query& q, int64_t from, int64_t to) {
     int64_t first = 0;
+    if constexpr (HEADS == 1)  // one head fills the registers with more of its result
+      for (; first + 64 <= p.value_dim; first += 64) blend<1, 8, false>(p, q, values, from, to, first);
     for (; first + 32 <= p.value_dim; first += 32) blend<HEADS, 4, false>(p, q, values, from, to, first);
     for (; first + 8 <= p.value_dim; first += 8) blend<HEADS, 1, false>(p, q, values, from, to, first);
     if (first < p.value_dim) blend<HEADS, 1, true>(p, q, values, from, to, first);
@@ -240,7 +260,7 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   const bool scarce = batch * kv_heads * queries < 4 * threads;  // then heads are spread too
   const std::vector<Together> tiles = share_out(kv_heads, group, scarce ? 1 : kMaxHeads);
   const int64_t sets = batch * static_cast<int64_t>(tiles.size());
-  const int64_t block = std::clamp<int64_t>(sets * queries / (8 * threads), 1, kMaxQueries);
+  const int64_t block = std::clamp<int64_t>(sets * queries / (3 * threads), 1, kMaxQueries);
   const int64_t blocks = at::divup(queries, block);
   const int64_t work = 1 + keys * (p.dim + p.value_dim) * block * (scarce ? 1 : std::min(group, kMaxHeads));
   at::parallel_for(0, sets * blocks, std::max<int64_t>(1, kSmall / work), [&](int64_t begin, int64_t end) {

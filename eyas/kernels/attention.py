@@ -24,7 +24,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
     attention, whose bits may depend on the shapes (on CUDA this path is unmeasured).
     """
     if query.device.type == "cpu" and query.dtype == torch.float32 and kernels_ready():
-        return torch.ops.eyas.attend(query, key, value, mask, scale)
+        return torch.ops.eyas.attend.default(query, key, value, mask, scale)
     out = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
     )  # [B, Hq, Q, Dv]

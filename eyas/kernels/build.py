@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,9 @@ from eyas.files import cache_dir
 from eyas.progress import console
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / "linear.cpp", HERE / "attention.cpp", HERE / "pointwise.cpp"]
-HEADERS = [HERE / "vec.h"]
+SOURCES = [HERE / f"{name}.cpp" for name in ("linear", "attention", "pointwise", "blocks", "cache")]
+HEADERS = [HERE / f"{name}.h" for name in ("ops", "rows", "vec")]
+Maybe = Tensor | None
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 
 
@@ -102,7 +104,7 @@ def _register_fakes() -> None:
     """Shapes of the operators' results, so that torch.compile can trace them."""
 
     @torch.library.register_fake("eyas::packed_linear")
-    def _(x: Tensor, packed: Tensor, scale: Tensor | None, bias: Tensor | None, out_features: int) -> Tensor:
+    def _(x: Tensor, packed: Tensor, scale: Maybe, bias: Maybe, add: Maybe, out_features: int) -> Tensor:
         return x.new_empty(*x.shape[:-1], out_features)
 
     @torch.library.register_fake("eyas::attend")
@@ -113,6 +115,16 @@ def _register_fakes() -> None:
     def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x.new_empty(x.shape)
 
-    @torch.library.register_fake("eyas::silu_gate")
-    def _(gate_up: Tensor) -> Tensor:
-        return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    @torch.library.register_fake("eyas::project_heads")
+    def _(x: Tensor, *parts: Any) -> tuple[Tensor, Tensor, Tensor]:
+        heads, kv_heads, dim = parts[-3:]
+        shape = x.shape[1], dim
+        return tuple(x.new_empty(x.shape[0], count, *shape) for count in (heads, kv_heads, kv_heads))  # type: ignore[return-value]
+
+    @torch.library.register_fake("eyas::write_slots")
+    def _(keys_to: Tensor, values_to: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        return None
+
+    @torch.library.register_fake("eyas::gated_mlp")
+    def _(x: Tensor, *parts: Any) -> Tensor:
+        return x.new_empty(x.shape)

@@ -1,14 +1,18 @@
-"""Norms and gated MLPs in one call each: a token's forward is short enough for the calls in between to matter.
+"""Norms, attention, gated MLPs and whole decoder layers in a few calls each: the forward of a few tokens is short enough
+for the calls between its products to matter.
 
-transformers spells an RMS norm as eight small operators and a gated MLP as five. A module is replaced only if it is
-known by its parts and the replacement reproduced it on random input: a family that does it differently keeps its own.
+transformers spells an RMS norm as eight small operators, a gated MLP as five and the way from hidden states to rotated heads
+as twenty. These stand in for them, where `eyas.kernels.twins` knows a module.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from eyas.kernels.attention import attend
 from eyas.kernels.linear import PackedLinear, Packing
 
 
@@ -20,8 +24,13 @@ class FusedNorm(nn.Module):
         self.weight, self.eps = weight, eps
         self._norm = torch.ops.eyas.rms_norm.default
 
+    @property
+    def parts(self) -> tuple[Tensor | None, float]:
+        """`weight` and `eps`, as the operators take them."""
+        return self._parameters["weight"], self.eps
+
     def forward(self, x: Tensor) -> Tensor:
-        return self._norm(x, self._parameters["weight"], self.eps)
+        return self._norm(x, *self.parts)
 
 
 class FusedMLP(nn.Module):
@@ -29,47 +38,103 @@ class FusedMLP(nn.Module):
 
     def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, weights: Packing) -> None:
         super().__init__()
-        biases = None if gate.bias is None else torch.cat([gate.bias, up.bias])
-        self.gate_up = PackedLinear(torch.cat([gate.weight, up.weight]), biases, weights)
+        self.gate_up = joined([gate, up], weights)
         self.down = PackedLinear(down.weight, down.bias, weights)
-        self._gate = torch.ops.eyas.silu_gate.default
+        self._mlp = torch.ops.eyas.gated_mlp.default
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self._gate(self.gate_up(x)))
+        return self._mlp(x, None, 0.0, *self.gate_up.parts, *self.down.parts, False)
+
+    def after(self, norm: FusedNorm, x: Tensor) -> Tensor:
+        """x + mlp(norm(x))."""
+        return self._mlp(x, *norm.parts, *self.gate_up.parts, *self.down.parts, True)
 
 
-def fused_twin(module: nn.Module, weights: Packing) -> nn.Module | None:
-    """The fused replacement of `module`, if it is an RMS norm or a silu-gated MLP of the usual kind; else None."""
-    if type(module).__name__.endswith("RMSNorm"):
-        return _norm_twin(module)
-    if set(module._modules) == {"gate_proj", "up_proj", "down_proj", "act_fn"}:
-        return _mlp_twin(module, weights)
-    return None
+class FusedAttention(nn.Module):
+    """Attention over a cache with q, k and v as one packed product, rotary positions, and norms of q and k if it has them.
+
+    Made from a module of transformers' usual kind, it takes what such a module is given and returns as much:
+    `hidden_states` float32 [B, Q, n], `position_embeddings` (cosines, sines) [B or 1, Q, head_dim], `attention_mask` bool
+    [B, 1, Q, K] and, as `cache`, an `eyas.target.CacheView` in transformers' dress or None.
+    """
+
+    def __init__(self, module: Any, weights: Packing) -> None:
+        super().__init__()
+        self.layer_idx, self.head_dim, self.scaling = module.layer_idx, module.head_dim, module.scaling
+        self.heads, self.kv_heads = (p.out_features // self.head_dim for p in (module.q_proj, module.k_proj))
+        self.qkv = joined([module.q_proj, module.k_proj, module.v_proj], weights)
+        self.o_proj = PackedLinear(module.o_proj.weight, module.o_proj.bias, weights)
+        norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
+        self.q_norm, self.k_norm = (None if norm is None else norm.weight for norm in norms)
+        self.head_eps = 0.0 if norms[0] is None else eps_of(norms[0])
+        self._project = torch.ops.eyas.project_heads.default
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor,
+        cache: Any = None, **_: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        attended = self._attended(hidden_states, (None, 0.0), position_embeddings, attention_mask, cache)
+        return self.o_proj(attended), None
+
+    def after(self, norm: FusedNorm, x: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor, cache: Any) -> Tensor:
+        """x + attention(norm(x))."""
+        return self.o_proj(self._attended(x, norm.parts, turns, mask, cache), x)
+
+    def _attended(
+        self, x: Tensor, norm: tuple[Tensor | None, float], turns: tuple[Tensor, Tensor], mask: Tensor, cache: Any
+    ) -> Tensor:
+        queries, keys, values = self._project(
+            x, *norm, *self.qkv.parts, self.q_norm, self.k_norm, self.head_eps, *turns, self.heads, self.kv_heads, self.head_dim
+        )
+        if cache is not None:
+            keys, values = cache.update(keys, values, self.layer_idx)
+        return attend(queries, keys, values, mask, self.scaling).flatten(2)  # [B, Q, heads * head_dim]
 
 
-def _norm_twin(module: nn.Module) -> nn.Module | None:
-    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float):
-        return None
-    if weight.dtype != torch.float32 or weight.device.type != "cpu":
-        return None
-    twin = FusedNorm(weight, eps)
-    return twin if _same(module, twin, weight.shape[0]) else None
+class FusedRotary(nn.Module):
+    """A rotary embedding whose cosines and sines are computed once, a block of positions at a time, so that those of a position
+    depend on nothing else."""
+
+    BLOCK = 256  # positions
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self._rotary = rotary
+        self._tables: list[Tensor] = []  # cosines and sines [positions so far, head_dim]
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        """Cosines and sines [B, Q, head_dim] at `position_ids` int64 [B, Q]; of `x` the dtype alone matters."""
+        last = int(position_ids.max())
+        while not self._tables or last >= len(self._tables[0]):
+            start = len(self._tables[0]) if self._tables else 0
+            found = self._rotary(x, torch.arange(start, start + self.BLOCK)[None])  # each [1, BLOCK, head_dim]
+            known = self._tables or [table[0, :0] for table in found]
+            self._tables = [torch.cat([old, new[0]]) for old, new in zip(known, found, strict=True)]
+        return tuple(nn.functional.embedding(position_ids, table) for table in self._tables)
 
 
-def _mlp_twin(module: nn.Module, weights: Packing) -> nn.Module | None:
-    gate, up, down = (getattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
-    if not all(type(part) is nn.Linear for part in (gate, up, down)) or (gate.bias is None) != (up.bias is None):
-        return None
+class FusedLayer(nn.Module):
+    """A decoder layer, x + attention(norm(x)) and then x + mlp(norm(x)), given what transformers gives such a layer."""
 
-    def usual(x: Tensor) -> Tensor:
-        return down(nn.functional.silu(gate(x)) * up(x))
+    def __init__(self, first: FusedNorm, attention: FusedAttention, second: FusedNorm, mlp: FusedMLP) -> None:
+        super().__init__()
+        self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp = first, attention, second, mlp
 
-    return FusedMLP(gate, up, down, weights) if _same(module, usual, gate.in_features) else None
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor, position_embeddings: tuple[Tensor, Tensor],
+        cache: Any = None, **_: Any,
+    ) -> Tensor:  # fmt: skip
+        x = self.self_attn.after(self.input_layernorm, hidden_states, position_embeddings, attention_mask, cache)
+        return self.mlp.after(self.post_attention_layernorm, x)
 
 
-@torch.no_grad()
-def _same(module: nn.Module, twin: nn.Module | object, width: int) -> bool:
-    x = torch.randn(3, width, generator=torch.Generator().manual_seed(0))  # [rows, width]
-    want, got = module(x), twin(x)  # type: ignore[operator]
-    return bool(torch.allclose(want, got, rtol=1e-4, atol=1e-5 * float(want.abs().max())))
+def joined(layers: list[nn.Linear], weights: Packing) -> PackedLinear:
+    """Layers that read the same input as one product, their outputs side by side."""
+    biases = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    return PackedLinear(torch.cat([layer.weight for layer in layers]), biases, weights)
+
+
+def eps_of(norm: nn.Module) -> float:
+    """What an RMS norm adds to the mean square, under either name that families give it; NaN where it has neither."""
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    return eps if isinstance(eps, float) else float("nan")

@@ -1,18 +1,17 @@
-// y = x W^T + b with packed weights, for few rows as for many: a row of y depends on nothing but its row of x.
+// y = x W^T + b (+ c) with packed weights, for few rows as for many: a row of y depends on nothing but its row of x.
 //
 // Weights lie in panels of 16 outputs, [panels, k, 16]. Every output element is one chain of fused multiply-adds over
-// ascending k, then scale (int8) and bias; how many rows and panels a register tile holds, how rows are grouped into
+// ascending k, then scale (int8), bias and a tensor to add; how many rows and panels a register tile holds, how rows are grouped into
 // blocks and which thread does what never enters the arithmetic.
 #include <algorithm>
 #include <atomic>
-#include <optional>
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "ops.h"
 #include "vec.h"
 
 #define UNROLLED _Pragma("GCC unroll 8")  // loops over registers
@@ -32,6 +31,7 @@ struct Product {
   float* y;            // [rows, out]
   const float* scale;  // [out] or null
   const float* bias;   // [out] or null
+  const float* add;    // [rows, out] or null
   int64_t rows, k, out;
 };
 
@@ -70,8 +70,10 @@ void finish(const Product& p, const float* acc, int64_t width, int64_t row, int6
     const Vec8 scale = p.scale ? load_some(p.scale + o, count) : Vec8::all(1.f);
     const Vec8 bias = p.bias ? load_some(p.bias + o, count) : Vec8::zero();
     for (int64_t r = 0; r < rows; ++r) {
-      const Vec8 y = Vec8::load(acc + r * width + o - first) * scale + bias;
-      float* to = p.y + (row + r) * p.out + o;
+      const int64_t at = (row + r) * p.out + o;
+      Vec8 y = Vec8::load(acc + r * width + o - first) * scale + bias;
+      if (p.add) y = y + load_some(p.add + at, count);
+      float* to = p.y + at;
       count == 8 ? y.store(to) : store_some(y, to, count);
     }
   }
@@ -151,10 +153,11 @@ void some_panels(const Product& p, const W* packed, int64_t begin, int64_t end) 
 // Panels are handed out as threads become free, so that a thread which the machine holds up delays one chunk only.
 template <typename W>
 void product(const Product& p, const W* packed) {
-  constexpr int64_t kChunks = 8, kTogether = 4;  // chunks a thread; panels that a chunk holds a multiple of
+  constexpr int64_t kChunks = 8;                    // a thread
+  const int64_t together = p.rows == 1 ? 4 : 2;     // a chunk holds a multiple of so many panels
   const int64_t panels = at::divup(p.out, kPanel), work = 1 + p.rows * p.k * p.out;
   const int64_t threads = std::min<int64_t>(at::get_num_threads(), at::divup(work, kSmall));
-  const int64_t chunk = std::max(kTogether, panels / (threads * kChunks) / kTogether * kTogether);
+  const int64_t chunk = std::max(together, panels / (threads * kChunks) / together * together);
   std::atomic<int64_t> next{0};
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     for (int64_t begin; (begin = next.fetch_add(chunk)) < panels;)
@@ -162,9 +165,12 @@ void product(const Product& p, const W* packed) {
   });
 }
 
-at::Tensor packed_linear(
-    const at::Tensor& input, const at::Tensor& packed, const std::optional<at::Tensor>& scale,
-    const std::optional<at::Tensor>& bias, int64_t out_features) {
+}  // namespace
+
+namespace eyas {
+
+at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& packed, const Maybe& scale, const Maybe& bias,
+                         const Maybe& add, int64_t out_features) {
   TORCH_CHECK(input.scalar_type() == at::kFloat, "packed_linear wants float32 activations, not ", input.scalar_type());
   TORCH_CHECK(packed.dim() == 3 && packed.size(2) == kPanel && packed.is_contiguous(), "weights are not packed");
   TORCH_CHECK(packed.size(0) == at::divup(out_features, kPanel), "packed weights have another number of outputs");
@@ -174,10 +180,12 @@ at::Tensor packed_linear(
   auto shape = x.sizes().vec();
   shape.back() = out_features;
   at::Tensor y = at::empty(shape, x.options());
-  const int64_t k = packed.size(1);
-  const Product p{
-      x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), scale ? scale->const_data_ptr<float>() : nullptr,
-      bias ? bias->const_data_ptr<float>() : nullptr, out_features ? y.numel() / out_features : 0, k, out_features};
+  TORCH_CHECK(!add || (add->scalar_type() == at::kFloat && add->sizes() == y.sizes()),
+              "packed_linear: what is added must be float32 ", y.sizes());
+  const Maybe addend = add ? Maybe(add->contiguous()) : std::nullopt;
+  const auto data = [](const Maybe& t) { return t ? t->const_data_ptr<float>() : nullptr; };
+  const Product p{x.const_data_ptr<float>(), y.mutable_data_ptr<float>(), data(scale), data(bias), data(addend),
+                  out_features ? y.numel() / out_features : 0, packed.size(1), out_features};
   if (p.rows == 0) return y;
   switch (packed.scalar_type()) {
     case at::kFloat: product(p, packed.const_data_ptr<float>()); break;
@@ -188,9 +196,9 @@ at::Tensor packed_linear(
   return y;
 }
 
-}  // namespace
+}  // namespace eyas
 
 TORCH_LIBRARY_FRAGMENT(eyas, m) {
-  m.def("packed_linear(Tensor x, Tensor packed, Tensor? scale, Tensor? bias, int out_features) -> Tensor");
+  m.def("packed_linear(Tensor x, Tensor packed, Tensor? scale, Tensor? bias, Tensor? add, int out_features) -> Tensor");
 }
-TORCH_LIBRARY_IMPL(eyas, CPU, m) { m.impl("packed_linear", &packed_linear); }
+TORCH_LIBRARY_IMPL(eyas, CPU, m) { m.impl("packed_linear", &eyas::packed_linear); }

@@ -72,11 +72,17 @@ class PackedLinear(nn.Module):
         rows = self.packed.float().transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]  # [out, in]
         return rows if self.scale is None else rows * self.scale[:, None]
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def parts(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """`packed`, `scale` and `bias`, as the operators take them."""
+        own = self._buffers
+        return own["packed"], own["scale"], own["bias"]
+
+    def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """`add` float32 [..., out], where given, is added to the result (a residual)."""
         if x.requires_grad and torch.is_grad_enabled():
             raise EyasError("packed weights are for inference only; to differentiate the target use weights='stock'")
-        own = self._buffers
-        return self._product(x, own["packed"], own["scale"], own["bias"], self.out_features)
+        return self._product(x, *self.parts, add, self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, weights={self.weights}"

@@ -13,8 +13,8 @@ from torch import nn
 
 from eyas.errors import EyasError
 from eyas.kernels.build import kernels_ready
-from eyas.kernels.fused import fused_twin
 from eyas.kernels.linear import PackedLinear
+from eyas.kernels.twins import fused_twin
 
 Weights = Literal["stock", "fp32", "fp16", "int8"]
 
@@ -24,7 +24,7 @@ class PackReport:
     """What `pack_linears` did.
 
     `weights`: the packing now in force ("stock" when the kernels could not be built); `products`: packed products;
-    `fused`: norms and gated MLPs that became one call; `bytes`: size of the packed weights, all of which one forward
+    `fused`: modules with a fused twin (`eyas.kernels.twins`); `bytes`: size of the packed weights, all of which one forward
     reads; `left`: modules that still hold matrices of their own, embeddings aside.
     """
 
@@ -41,7 +41,7 @@ class PackReport:
 
 
 def pack_linears(model: nn.Module, weights: Weights) -> PackReport:
-    """Replace every `nn.Linear` of `model` by a `PackedLinear`, in place, and norms and gated MLPs by fused ones.
+    """Replace every `nn.Linear` of `model` by a `PackedLinear`, in place, and whatever has a fused twin by that.
 
     Fetch modules from the model again afterwards: references taken before still name the stock ones. An embedding tied
     to a packed layer keeps its weights. Where the kernels cannot be built (a line on stderr says why) the model stays

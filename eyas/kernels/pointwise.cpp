@@ -2,40 +2,14 @@
 //
 // torch computes the last elements of a thread's share with other instructions than the rest, so that a row's bits can
 // change with rows and threads. Here all elements of a row take the same way, and a norm is reduced in a fixed order.
-#include <algorithm>
-#include <cmath>
-
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "vec.h"
+#include "ops.h"
+#include "rows.h"
 
-namespace {
+namespace eyas {
 
-constexpr int64_t kSmall = 1 << 15;  // elements that are not worth a second thread
-
-// Calls visit(offset, count) for the vectors of a row; count is 8 but for the last.
-template <typename F>
-void vectors(int64_t width, F visit) {
-  int64_t i = 0;
-  for (; i + 8 <= width; i += 8) visit(i, int64_t{8});
-  if (i < width) visit(i, width - i);
-}
-
-Vec8 load(const float* p, int64_t count) { return count == 8 ? Vec8::load(p) : load_some(p, count); }
-void store(Vec8 a, float* p, int64_t count) { count == 8 ? a.store(p) : store_some(a, p, count); }
-
-template <typename F>
-void rows_in_parallel(int64_t rows, int64_t width, F visit) {
-  const int64_t grain = std::max<int64_t>(1, kSmall / (width + 1));
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) visit(row);
-  });
-}
-
-// weight * x / sqrt(mean(x^2) + eps) over the last axis.
 at::Tensor rms_norm(const at::Tensor& input, const at::Tensor& weight, double eps) {
   TORCH_CHECK(input.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat, "rms_norm wants float32");
   TORCH_CHECK(input.dim() >= 1 && weight.dim() == 1 && input.size(-1) == weight.size(0) && weight.is_contiguous(),
@@ -46,24 +20,11 @@ at::Tensor rms_norm(const at::Tensor& input, const at::Tensor& weight, double ep
   const float *from = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
   float* to = y.mutable_data_ptr<float>();
   rows_in_parallel(width ? x.numel() / width : 0, width, [&](int64_t row) {
-    const float* in = from + row * width;
-    float* out = to + row * width;
-    Vec8 squares = Vec8::zero();
-    vectors(width, [&](int64_t i, int64_t count) {
-      const Vec8 a = load(in + i, count);
-      squares = fma(a, a, squares);
-    });
-    float sum[4];
-    fold4(squares, squares, squares, squares, sum);
-    const Vec8 factor = Vec8::all(1.f / std::sqrt(sum[0] / static_cast<float>(width) + static_cast<float>(eps)));
-    vectors(width, [&](int64_t i, int64_t count) {
-      store(load(w + i, count) * (load(in + i, count) * factor), out + i, count);
-    });
+    norm_row(from + row * width, w, width, static_cast<float>(eps), to + row * width);
   });
   return y;
 }
 
-// [..., 2 n] with gate and up side by side -> silu(gate) * up [..., n].
 at::Tensor silu_gate(const at::Tensor& input) {
   TORCH_CHECK(input.scalar_type() == at::kFloat && input.dim() >= 1 && input.size(-1) % 2 == 0,
               "silu_gate wants float32 [..., 2 n]");
@@ -84,13 +45,7 @@ at::Tensor silu_gate(const at::Tensor& input) {
   return y;
 }
 
-}  // namespace
+}  // namespace eyas
 
-TORCH_LIBRARY_FRAGMENT(eyas, m) {
-  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
-  m.def("silu_gate(Tensor gate_up) -> Tensor");
-}
-TORCH_LIBRARY_IMPL(eyas, CPU, m) {
-  m.impl("rms_norm", &rms_norm);
-  m.impl("silu_gate", &silu_gate);
-}
+TORCH_LIBRARY_FRAGMENT(eyas, m) { m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor"); }
+TORCH_LIBRARY_IMPL(eyas, CPU, m) { m.impl("rms_norm", &eyas::rms_norm); }

@@ -33,7 +33,7 @@ def training_forecast(trainer: Trainer, out: Path) -> Estimate:
     """What the rest of a run will take; one step of full depth is timed, and the weights stay as they are."""
     held = psutil.Process().memory_info().rss
     step = trainer.time_step()
-    weights = sum(p.numel() * p.element_size() for p in trainer.head.parameters())
+    weights = sum(p.numel() * p.element_size() for p in trainer.workers.head().parameters())
     moments = 0 if trainer.optimizer.state else 2 * weights
     memory = max(peak_memory() - held, 0) + moments
     seconds = None if trainer.config.steps is None else (trainer.config.steps - trainer.step) * step
