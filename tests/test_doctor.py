@@ -35,7 +35,7 @@ from eyas.training.recipe import train
 from tests.test_cli import eyas
 from tests.tiny import VOCAB, tiny_target
 
-TEXTS = 40
+TEXTS = 32
 CONFIG = TrainConfig(steps=100, unroll=3, slots_per_batch=400, learning_rate=3e-3, draft_vocab_size=120, evaluations=2)
 FAMILY = "qwen3"  # whose rotary base is not the one that loaders assume
 KEY = "eagle_aux_hidden_state_layer_ids"

@@ -54,6 +54,9 @@ int main(int argc, char ** argv) {
         common_params draft_params = common_base_params_to_speculative(params);
         draft_loaded = common_speculative_init_from_params(draft_params, loaded->model(), target);
         draft_context = draft_loaded->context();
+        if (draft_context == nullptr) {  // llama.cpp has said why
+            return 1;
+        }
         params.speculative.draft.ctx_tgt = target;
         params.speculative.draft.ctx_dft = draft_context;
         drafter.reset(common_speculative_init(params.speculative, 1));
