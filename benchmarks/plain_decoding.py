@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 import torch
+from decoding import PROMPTS
 from transformers import AutoModelForCausalLM, LogitsProcessor
 
 from eyas.bench.arithmetic import bootstrap, by_prompt, speed_columns, speed_ratio
@@ -32,15 +33,6 @@ from eyas.locate import locate
 from eyas.target import Target, transformers_quietly
 
 PACKINGS = ("fp32", "fp16", "int8")
-PROMPTS = (
-    "Why is the sky blue?", "Write a short story about a lighthouse keeper.", "Explain how a bicycle stays upright.",
-    "List five uses of a paper clip.", "What is the difference between weather and climate?",
-    "Write a polite letter that declines an invitation.", "Describe the taste of an apple.",
-    "How do I boil an egg so that the yolk stays soft?", "Tell me about the history of the printing press.",
-    "What makes a good password?", "Write a dialogue between a cat and a dog.", "Why do leaves change their colour?",
-    "Give advice to somebody who starts to run.", "What does a compiler do?", "Describe a market on a rainy morning.",
-    "How does a vaccine work?",
-)  # fmt: skip
 MAX_LENGTH = 256
 
 

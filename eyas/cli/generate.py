@@ -15,6 +15,7 @@ from eyas.chat import render
 from eyas.cli.options import TargetChoice, takes_target
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request
+from eyas.decoding.grammar import read_grammar
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import parse_tree
 from eyas.decoding.stats import Stats
@@ -27,20 +28,33 @@ def generate(
     target: TargetChoice,
     head: Annotated[Path | None, typer.Option(help="folder of a head; without one, plain decoding")] = None,
     temperature: Annotated[float, typer.Option(help="0 = greedy")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="keep the likeliest tokens up to this probability")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="keep so many of the likeliest tokens; 0 = all")] = 0,
+    min_p: Annotated[float, typer.Option(help="keep tokens of at least this share of the likeliest one's probability")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="over 1: what was said is less likely")] = 1.0,
     seed: Annotated[int, typer.Option(help="of the sampling noise")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="at most this many")] = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="a string that ends the answer; repeatable")] = None,
+    json_schema: Annotated[Path | None, typer.Option(help="file with a JSON schema that the answer must fit")] = None,
+    regex: Annotated[str | None, typer.Option(help="pattern that the whole answer must match")] = None,
+    sampling: Annotated[
+        str, typer.Option(help="coupled: the same text with any head; rejection: only the same distribution")
+    ] = "coupled",
     tree: Annotated[str, typer.Option(help="auto, DEPTHxTOPKxTOTAL, chain:K or static")] = "auto",
     exact: Annotated[bool, typer.Option(help="refuse a target whose tokens are not bit-equal by construction")] = False,
     show_drafts: Annotated[bool, typer.Option("--show-drafts/--plain", help="colour the accepted drafts, or not")] = True,
 ) -> None:
     """Answer one prompt. Drafted and accepted tokens are bold green; the last line says what the head brought."""
     shape = parse_tree(tree)
-    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
+        repetition_penalty=repetition_penalty, stop=tuple(stop or ()), grammar=read_grammar(json_schema, regex),
+    )  # fmt: skip
     model = target.load(tap_ids(head) if head else None)
     drafter = Eagle3Drafter(model, load_head(head, model), weights=model.weights) if head else None
     asked = sys.stdin.read() if prompt == "-" else prompt
     ids = render(model.tokenizer, [{"role": "user", "content": asked}])
-    engine = Engine(model, drafter, tree=shape, max_length=len(ids) + max_new_tokens, exact=exact)
+    engine = Engine(model, drafter, tree=shape, max_length=len(ids) + max_new_tokens, sampling=sampling, exact=exact)
     show(engine, Request(ids, params), Console(highlight=False), show_drafts=show_drafts)
 
 

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ class Engine:
 
     def __init__(
         self, target: Target, drafter: Drafter | None = None, *, tree: TreeShape | StaticTree | None = None,
-        sampling: Literal["coupled", "rejection"] = "coupled", max_rows: int = 1, max_length: int = 2048,
+        sampling: str = "coupled", max_rows: int = 1, max_length: int = 2048,
         features: bool = False, costs: Costs | None = None, exact: bool = False,
     ) -> None:  # fmt: skip
         if exact:

@@ -6,6 +6,7 @@ import json
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -46,6 +47,18 @@ class Grammar:
     def lark(cls, rules: str) -> Grammar:
         """Texts that the Lark grammar `rules` derives."""
         return cls(LLMatcher.grammar_from_lark(rules))
+
+
+def read_grammar(schema: Path | None, pattern: str | None) -> Grammar | None:
+    """The grammar of a JSON schema's file or of a regular expression, if there is one. Raises EyasError for both at once."""
+    if schema is not None and pattern is not None:
+        raise EyasError("an answer can follow a JSON schema or a pattern, not both")
+    if schema is not None:
+        try:
+            return Grammar.json(schema.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise EyasError(f"cannot read the JSON schema {schema}: {error}") from error
+    return None if pattern is None else Grammar.regex(pattern)
 
 
 class Constraint:
