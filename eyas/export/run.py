@@ -51,7 +51,10 @@ def export_head(
     reasons = list(engine.refusals(head.config, target))
     if reasons:
         raise EyasError(f"{engine.name} cannot run the head {folder} as it was trained: {'; '.join(reasons)}")
-    served = locate(target.name)
+    try:
+        served = locate(target.name)
+    except EyasError:  # it is loaded, so it exists, only not where its name says: serve it by that name
+        served = target.name
     dtype = dtype or stored_dtype(served)
     length = max(head.config.max_position_embeddings, target.max_length)  # shorter ones break long prompts
     config = head.config.model_copy(update={"max_position_embeddings": length})
