@@ -186,9 +186,7 @@ def test_a_healthy_head_is_healthy_for_every_engine(healthy: Path, answers: list
     target_ = target()
     batch = Batch.of([read_features(target_, sample) for sample in answers[:TEXTS]])
     told = measure(load_head(healthy, target_), [batch], 3)
-    assert checkup.measured[0].n_alpha == pytest.approx(
-        told.n_alpha, abs=0.05
-    )  # its taps are kept in 8 bits: a few of some sixty
+    assert checkup.measured[0].n_alpha == pytest.approx(told.n_alpha, abs=0.05)
 
 
 @pytest.mark.parametrize("fault", BROKEN)
