@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -31,12 +32,13 @@ COSTS = Costs(target={1: {1: 1.0, 32: 1.4}, 3: {1: 1.2, 32: 9.0}}, draft={1: {1:
 
 
 class OracleDrafter:
-    """Knows the text that plain decoding will write and drafts it (right=True), or any other token (right=False)."""
+    """Knows the text that plain decoding will write and drafts it where `right` says so of the place, else any other token."""
 
     target_ids = torch.arange(VOCAB)
 
-    def __init__(self, texts: dict[tuple[int, ...], list[int]], *, right: bool) -> None:
-        self.texts, self.right = texts, right
+    def __init__(self, texts: dict[tuple[int, ...], list[int]], *, right: bool | Callable[[int], bool]) -> None:
+        self.texts = texts
+        self.right = right if callable(right) else lambda place: right
 
     def allocate(self, rows: int, length: int, scratch: int) -> int:
         self.written: list[list[int]] = [[] for _ in range(rows)]
@@ -64,7 +66,7 @@ class OracleDrafter:
             whole = next((t for p, t in self.texts.items() if list(p[1:]) == written[: len(p) - 1] and written), None)
             at = len(written) + 1 + self.level  # the prompt's first token is never given
             if whole is not None and at < len(whole):
-                out[row, :, whole[at]] = 50.0 if self.right else -50.0
+                out[row, :, whole[at]] = 50.0 if self.right(at) else -50.0
         return out
 
     def move(self, source: int, to: int) -> None:
@@ -289,6 +291,25 @@ def test_a_drafter_that_is_always_right_or_always_wrong(right: bool, tree: TreeS
                 assert all(a == 1.0 for a in result.stats.n_alpha)
             else:
                 assert result.stats.tau == 1.0 and result.stats.accepted == 0
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=7), st.sampled_from([1, 3]), st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_any_pattern_of_right_and_wrong_drafts(pattern: list[bool], rows: int, planned: bool) -> None:
+    target = tiny_target("llama")
+    asked = requests(temperature=0.6)
+    want = plain(target, asked)
+    texts = {tuple(r.ids): [*r.ids, *w.ids] for r, w in zip(asked, want, strict=True)}
+    drafter = OracleDrafter(texts, right=lambda place: pattern[place % len(pattern)])
+    engine = Engine(
+        target, drafter, tree=None if planned else TreeShape(3, 2, 5), max_rows=rows, max_length=256, costs=COSTS
+    )  # fmt: skip
+    got = engine.generate(asked)
+    assert_same(got, want)
+    for result in got:
+        stats = result.stats
+        assert stats.emitted == len(result.ids) - 1 == stats.accepted + sum(not a for a in result.accepted[1:])
+        assert stats.accepted <= stats.drafted
 
 
 @pytest.mark.parametrize("offset", range(1, 9))

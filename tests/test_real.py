@@ -12,6 +12,7 @@ from eyas.chat import Sample
 from eyas.data.batches import Batch
 from eyas.data.features import read_features
 from eyas.decoding.cache import KVCache
+from eyas.decoding.costs import Costs
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
@@ -25,6 +26,7 @@ from eyas.training.unroll import loss_masks, unroll
 
 pytestmark = pytest.mark.real
 
+COSTS = Costs(target={1: {1: 1.0, 32: 1.4}, 3: {1: 1.2, 32: 9.0}}, draft={1: {1: 0.02, 3: 0.03}, 3: {1: 0.03, 3: 0.05}})
 QUESTIONS = ("Why is the sky blue?", "Write a haiku about rain.", "List three prime numbers and say why they are prime.")
 
 
@@ -63,9 +65,9 @@ def test_a_head_does_not_change_a_token(weights: str, params: dict[str, float]) 
     plain = Engine(target, max_length=256)
     requests = asked(plain, **params)
     want = [plain.generate([r])[0] for r in requests]
-    for tree, rows in ((TreeShape.chain(3), 1), (TreeShape(4, 4, 11), 3)):
+    for tree, rows in ((TreeShape.chain(3), 1), (TreeShape(4, 4, 11), 3), (None, 3)):  # None: the planner's
         drafter = Eagle3Drafter(target, warm_head(target), weights=target.weights)
-        got = Engine(target, drafter, tree=tree, max_rows=rows, max_length=256).generate(requests)
+        got = Engine(target, drafter, tree=tree, max_rows=rows, max_length=256, costs=COSTS).generate(requests)
         assert [(r.ids, r.text, r.finish) for r in got] == [(r.ids, r.text, r.finish) for r in want]
 
 
