@@ -77,7 +77,7 @@ def check(head: Path, answers: Sequence[Sample], *engines: str, against: Target 
 
 def copied(head: Path, place: Path, *breaks: Break) -> Path:
     """A copy of `head` without what only the trainer reads, broken in some ways."""
-    shutil.copytree(head, place, ignore=shutil.ignore_patterns("state.pt", "train.json"))
+    shutil.copytree(head, place, ignore=shutil.ignore_patterns("state.pt"))
     for one in breaks:
         one(place)
     return place

@@ -242,7 +242,7 @@ def test_the_model_card_tells_target_data_acceptance_and_licence(targets: dict[s
     save_head(random_head(target), folder)
     bare = (export_head(folder, target, "vllm", tmp_path / "bare") / "README.md").read_text()
     assert "Not recorded" in bare and "Not measured" in bare and "Not given" in bare and "license:" not in bare
-    (folder / "train.json").write_text(json.dumps({"texts": 1234}))
+    (folder / "train.json").write_text(json.dumps({"texts": {"learn": ["text"] * 1234, "choose": []}}))
     report = raced(target, folder, tmp_path)
     out = export_head(folder, target, "vllm", tmp_path / "full", report=report, licence="apache-2.0")
     card = (out / "README.md").read_text()

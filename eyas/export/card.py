@@ -45,7 +45,7 @@ def texts_trained_on(folder: Path) -> int | None:
     if not path.is_file():
         return None
     try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["texts"])
+        return len(json.loads(path.read_text(encoding="utf-8"))["texts"]["learn"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EyasError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
