@@ -45,7 +45,8 @@ def texts_trained_on(folder: Path) -> int | None:
     if not path.is_file():
         return None
     try:
-        return len(json.loads(path.read_text(encoding="utf-8"))["texts"]["learn"])
+        texts = json.loads(path.read_text(encoding="utf-8"))["texts"]
+        return texts if isinstance(texts, int) else len(texts["learn"])  # the first version kept the number alone
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EyasError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
