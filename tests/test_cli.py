@@ -10,17 +10,13 @@ import pytest
 
 from eyas.cli.main import main
 from eyas.cli.options import TargetChoice
-from tests.tiny import tiny_target
+from tests.tiny import save_target, tiny_target
 
 
 @pytest.fixture(scope="module")
 def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny target as a user would have it: a Hugging Face directory."""
-    folder = tmp_path_factory.mktemp("target")
-    target = tiny_target("qwen3")
-    target.model.save_pretrained(folder)
-    target.tokenizer.save_pretrained(folder)
-    return folder
+    return save_target(tiny_target("qwen3"), tmp_path_factory.mktemp("target"))
 
 
 def eyas(*arguments: object) -> int:

@@ -22,7 +22,7 @@ from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.files import save_head
 from eyas.target import Target
 from tests.test_unroll import random_head
-from tests.tiny import tiny_target
+from tests.tiny import save_target, tiny_target
 
 # Stands for a converter: keeps its arguments and what it was given, and writes what the real one does.
 FAKE = """#!{python}
@@ -46,8 +46,7 @@ def fake(path: Path, given: int, kept: Path, written: str) -> Path:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     folder = tmp_path_factory.mktemp("target")
-    tiny_target().model.save_pretrained(folder)
-    tiny_target().tokenizer.save_pretrained(folder)
+    save_target(tiny_target(), folder)
     return Target.load(folder)
 
 

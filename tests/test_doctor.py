@@ -33,7 +33,7 @@ from eyas.training.config import TrainConfig
 from eyas.training.loop import Trainer
 from eyas.training.recipe import train
 from tests.test_cli import eyas
-from tests.tiny import VOCAB, tiny_target
+from tests.tiny import VOCAB, save_target, tiny_target
 
 TEXTS = 32
 CONFIG = TrainConfig(steps=100, unroll=3, slots_per_batch=400, learning_rate=3e-3, draft_vocab_size=120, evaluations=2)
@@ -330,8 +330,7 @@ def test_the_command_shows_one_screen_and_tells_by_its_code(
     healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = target()
-    model.model.save_pretrained(tmp_path / "target")
-    model.tokenizer.save_pretrained(tmp_path / "target")
+    save_target(model, tmp_path / "target")
     broken = copied(healthy, tmp_path / "broken", config(tie_word_embeddings=True))
     told = tmp_path / "told.json"
     assert eyas("check", broken, "--target", tmp_path / "target", "--engine", "sglang", "--json", told) == 1

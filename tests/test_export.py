@@ -28,7 +28,7 @@ from tests import sglang_code
 from tests.published import publish, randn, safeailab
 from tests.test_head_options import plain_forward
 from tests.test_unroll import random_head, some_texts
-from tests.tiny import VOCAB, tiny_target
+from tests.tiny import VOCAB, save_target, tiny_target
 
 LONG = {"qwen3": 1e6, "llama": 1e4}
 WRITTEN_HERE = [name for name in ENGINES if name not in ("gguf", "openvino")]  # the others call converters: test_converters.py
@@ -40,8 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
     for family in ("llama", "qwen3"):
         folders[family] = tmp_path_factory.mktemp(family)
-        tiny_target(family).model.save_pretrained(folders[family])
-        tiny_target(family).tokenizer.save_pretrained(folders[family])
+        save_target(tiny_target(family), folders[family])
     return folders
 
 

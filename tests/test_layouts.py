@@ -37,7 +37,7 @@ from tests.published import (
 )
 from tests.test_head_options import plain_forward, rms
 from tests.test_unroll import random_head, some_texts
-from tests.tiny import VOCAB, tiny_target
+from tests.tiny import VOCAB, save_target, tiny_target
 
 Tensors = dict[str, Tensor]
 WRITERS = {"safeailab": "authors", "specforge": "vllm", "speculators": "speculators"}  # layout: the export that writes it
@@ -409,8 +409,7 @@ def test_targets_in_shards_tied_and_untied(
 ) -> None:
     monkeypatch.setenv("EYAS_CACHE", str(tmp_path / "cache"))
     tiny = tiny_target("qwen2" if tied else "llama")
-    tiny.model.save_pretrained(tmp_path / "model")
-    tiny.tokenizer.save_pretrained(tmp_path / "model")
+    save_target(tiny, tmp_path / "model")
     if index is not None:
         shard(tmp_path / "model", index)
     target = Target.load(tmp_path / "model")
@@ -430,8 +429,7 @@ def test_targets_in_shards_tied_and_untied(
 def test_a_target_that_lacks_a_shard_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EYAS_CACHE", str(tmp_path / "cache"))
     tiny = tiny_target("llama")
-    tiny.model.save_pretrained(tmp_path / "model")
-    tiny.tokenizer.save_pretrained(tmp_path / "model")
+    save_target(tiny, tmp_path / "model")
     shard(tmp_path / "model", index=False)[1].unlink()
     with pytest.raises(EyasError, match="number 2 of 3 is missing"):
         Target.load(tmp_path / "model")

@@ -32,7 +32,7 @@ from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
 from eyas.heads.files import head_hash, save_head
 from eyas.heads.start import new_head
-from tests.tiny import tiny_target
+from tests.tiny import save_target, tiny_target
 
 # -- coloured text --------------------------------------------------------------------------------------------------
 
@@ -291,8 +291,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny target, a head for it and a suite of three prompts."""
     folder = tmp_path_factory.mktemp("disk")
     target = tiny_target()
-    target.model.save_pretrained(folder / "target")
-    target.tokenizer.save_pretrained(folder / "target")
+    save_target(target, folder / "target")
     save_head(a_head(), folder / "head")  # type: ignore[arg-type]
     log_lines(folder / "head" / "log.jsonl")
     rows = [{"id": f"p{i}", "category": "chat", "turns": [f"say {i}", "again"]} for i in range(3)]

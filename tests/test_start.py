@@ -21,7 +21,7 @@ from eyas.training.config import TrainConfig
 from eyas.training.recipe import starting_head, taps_wanted, train
 from tests.test_training import CONFIG, corpus
 from tests.test_unroll import random_head
-from tests.tiny import VOCAB, tiny_target
+from tests.tiny import VOCAB, save_target, tiny_target
 
 NO_COUNTS = torch.zeros(VOCAB, dtype=torch.long)
 
@@ -32,11 +32,7 @@ def weights(head: Eagle3Head) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    target = tiny_target("llama")
-    target.model.save_pretrained(folder)
-    target.tokenizer.save_pretrained(folder)
-    return folder
+    return save_target(tiny_target("llama"), tmp_path_factory.mktemp("target"))
 
 
 def test_a_head_to_start_from_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -70,3 +71,10 @@ def tiny_target(family: str = "llama", seed: int = 0) -> Target:
                 parameter.uniform_(0.7, 1.3)
     model.generation_config.eos_token_id = 2
     return Target(model, tiny_tokenizer(), name=f"tiny-{family}")
+
+
+def save_target(target: Target, folder: Path) -> Path:
+    """The target as a user would have it: a Hugging Face directory, which is returned."""
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    return folder
