@@ -40,7 +40,7 @@ def sweep(pair: Pair, batch: int, tokens: int, turns: int) -> dict[str, float]:
     }
     seconds, emitted = dict.fromkeys(engines, 0.0), dict.fromkeys(engines, 0)
     for engine in engines.values():  # touch the caches, load what is loaded late
-        timed(engine, asked[:batch] if batch == 1 else asked[:1])
+        timed(engine, asked[:1])
     for turn in range(turns):
         group = asked[turn * batch : (turn + 1) * batch]
         order = list(engines.items())

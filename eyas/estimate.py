@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from eyas.errors import EyasError
+from eyas.machine import PeakMemory
 from eyas.progress import clock, console
 
 LONG_S = 3600.0  # a job this long is begun only with the user's consent, where there is somebody to ask
@@ -93,4 +93,4 @@ def memory_free(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 def peak_memory() -> int:
     """The most bytes of memory that this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return round(PeakMemory().read() * 2**20)

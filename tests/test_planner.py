@@ -62,7 +62,7 @@ class World:
             return torch.where(draws[:, step], 0, 7)  # the likeliest draft is token 0
 
         done = walk(tree, planner.shape.depth, choose)
-        planner.learn(self.rows, Round(tree, done, 0.0, prices.forward[nodes]))
+        planner.learn(self.rows, Round(tree, done, prices.forward[nodes]))
         self.seconds += seconds
         self.tokens += float(done.counts.sum())
         self.nodes.append(nodes)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from eyas.cli.options import TargetChoice, TargetSpec
 from eyas.data.samples import read_responses
 from eyas.doctor.check import check_head, load_target
 from eyas.doctor.readings import ENGINES
@@ -18,9 +19,7 @@ from eyas.files import write_text
 
 def check(
     head: Annotated[Path, typer.Argument(help="folder of a head, in any public layout")],
-    target: Annotated[
-        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
-    ] = "smollm2",
+    target: TargetSpec = TargetChoice.spec,
     engine: Annotated[
         list[str] | None, typer.Option(help=f"as this engine would load it: {', '.join(ENGINES)}; default: all of them")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from eyas.cli.options import TargetChoice, TargetSpec
 from eyas.export.run import ENGINES, engine_named, export_head
 from eyas.heads.files import tap_ids
 from eyas.target import Target
@@ -17,9 +18,7 @@ def export(
     head: Annotated[Path, typer.Argument(help="folder of a head, in any public layout")],
     to: Annotated[str, typer.Option(help=f"engine: {', '.join(ENGINES)}")],
     out: Annotated[Path, typer.Option(help="new folder to write")],
-    target: Annotated[
-        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
-    ] = "smollm2",
+    target: TargetSpec = TargetChoice.spec,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as the target is stored")] = None,
     report: Annotated[Path | None, typer.Option(help="report of `eyas bench --json`, for the model card")] = None,
     licence: Annotated[str | None, typer.Option(help="SPDX name, for the model card")] = None,

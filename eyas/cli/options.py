@@ -39,10 +39,11 @@ class TargetChoice:
         return ["--target", self.spec, *(part for pair in given for part in pair)]
 
 
+TargetSpec = Annotated[str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")]
+
+
 def _options(
-    target: Annotated[
-        str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")
-    ] = TargetChoice.spec,
+    target: TargetSpec = TargetChoice.spec,
     weights: Annotated[
         str, typer.Option(help="packing of the linear products: stock, fp32, fp16 or int8")
     ] = TargetChoice.weights,

@@ -281,7 +281,7 @@ class Engine:
         verified = time.perf_counter()
         walked, teacher = self._walk(tree, out, logits, sampler)
         kept = self._commit(walked, out, tree.tokens.shape[1], teacher)
-        self.policy.learn(rows, Round(tree, walked, drafted - start, verified - drafted))
+        self.policy.learn(rows, Round(tree, walked, verified - drafted))
         ended = time.perf_counter()
         for row in rows:
             row.stats.draft_s += (drafted - start) / len(rows)

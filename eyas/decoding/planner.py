@@ -107,7 +107,6 @@ class Planner(Limits):
         self._clock = Clock()
         self._idle = 0.0  # seconds since the last draft
         self._drafted = 0  # rounds drafted since the last plain one
-        self.drafting = True  # whether the last round but probes drafted
 
     @staticmethod
     def largest(vocabulary: int) -> TreeShape:
@@ -131,9 +130,8 @@ class Planner(Limits):
         verify = torch.tensor([self._forward(n) for n in range(1, self.shape.total + 1)])  # [N]
         best = float((tokens / (self._levels(self._reach) + verify)).max())
         self._rate = max(best, self._rows / plain)  # tokens per second of the best round
-        self.drafting = best > self._rows / plain
         self._probing = False
-        if self.drafting:
+        if best > self._rows / plain:
             self._drafted += 1
             if self._drafted < PLAIN_EVERY:
                 return True

@@ -14,23 +14,18 @@ from eyas.decoding.verify import Walk
 
 @dataclass(frozen=True)
 class Round:
-    """What a round brought: the tree verified, the walk along it, and the seconds of drafting and of the target's forward."""
+    """What a round brought: the tree verified, the walk along it, and the seconds of the target's forward."""
 
     tree: DraftTree
     walked: Walk
-    draft_s: float
     verify_s: float
 
 
 class Policy(Protocol):
-    """Decides what is drafted. `shape` is the most that ever is: the caches are laid out for it. `drafting` says whether the
-    next round is likely to draft."""
+    """Decides what is drafted. `shape` is the most that ever is: the caches are laid out for it."""
 
     @property
     def shape(self) -> TreeShape | StaticTree: ...
-
-    @property
-    def drafting(self) -> bool: ...
 
     def drafts(self, rows: Sequence[Row]) -> bool:
         """Whether the coming round for these rows drafts at all; if not, the drafter is not even fed."""
@@ -47,13 +42,12 @@ class Fixed:
 
     def __init__(self, shape: TreeShape | StaticTree) -> None:
         self.shape = shape
-        self.drafting = shape.total > 0
 
     def __str__(self) -> str:
         return str(self.shape)
 
     def drafts(self, rows: Sequence[Row]) -> bool:
-        return self.drafting
+        return self.shape.total > 0
 
     def grow(self, drafting: Drafting) -> DraftTree:
         return self.shape.grow(drafting) if isinstance(self.shape, StaticTree) else grow(drafting, self.shape)

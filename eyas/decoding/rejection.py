@@ -33,15 +33,13 @@ class RejectionSampler(BatchSampler):
 
     def rank_drafts(self, logits: Tensor, indices: Sequence[int], target_ids: Tensor, depth: int) -> Tensor:
         logits = self._process_drafts(logits.float(), target_ids, depth)
-        scores = logits.log_softmax(-1)  # [B, n, D]
         if self.greedy or not self._chain:
-            return scores
-        warm = (logits / self._temperature[:, None]).log_softmax(-1)
+            return logits.log_softmax(-1)
+        warm = self._warm(logits)  # [B, 1, D]
         if depth == 1:
             self._drawn_from.clear()
         self._drawn_from[tuple(indices)] = (warm[:, 0].exp(), target_ids)
-        noisy = (warm + gumbel(self.keys(indices, DRAFT), target_ids)[:, None]).log_softmax(-1)
-        return torch.where(self._sampled[:, None, None], noisy, scores)
+        return self._perturbed(logits, warm, self.keys(indices, DRAFT), target_ids)
 
     def _draw(self, scores: Tensor, indices: Sequence[int], drafted: Tensor | None) -> Tensor:
         known = self._drawn_from.get(tuple(indices))

@@ -67,15 +67,17 @@ class Result:
 class Unread:
     """What a text has that its drafter has not read yet: tokens int64 and the taps [n, 3H] of the positions before them."""
 
-    tokens: list[Tensor]
-    taps: list[Tensor]
+    tokens: list[Tensor] = field(default_factory=list)
+    taps: list[Tensor] = field(default_factory=list)
+    count: int = 0  # of tokens: asked several times a round, while the lists grow by one a round
 
     def add(self, tokens: Tensor, taps: Tensor) -> None:
         self.tokens.append(tokens)
         self.taps.append(taps)
+        self.count += len(tokens)
 
     def __len__(self) -> int:
-        return sum(len(t) for t in self.tokens)
+        return self.count
 
     def first(self, count: int) -> tuple[Tensor, Tensor]:
         """The first `count` tokens and taps."""
@@ -86,6 +88,7 @@ class Unread:
         tokens, taps = torch.cat(self.tokens), torch.cat(self.taps)
         count = len(tokens) - keep
         self.tokens, self.taps = ([tokens[count:]], [taps[count:]]) if keep else ([], [])
+        self.count = keep
         return tokens[:count], taps[:count]
 
 
@@ -104,7 +107,7 @@ class Row:
     accepted: list[bool] = field(default_factory=list)
     finish: Finish | None = None
     stats: Stats = field(default_factory=lambda: Stats(requests=1))
-    unread: Unread = field(default_factory=lambda: Unread([], []))
+    unread: Unread = field(default_factory=Unread)
     read: bool = False  # whether the drafter has read any of it
     logprobs: list[TokenLogprob] = field(default_factory=list)
     taps: list[Tensor] = field(default_factory=list)  # kept only when features are wanted

@@ -175,12 +175,18 @@ class BatchSampler:
         the output index that the depth stands for. Sampled rows are ranked with the very noise their choice will use.
         """
         logits = self._process_drafts(logits.float(), target_ids, depth)
-        scores = logits.log_softmax(-1)
         if self.greedy:
-            return scores
-        warm = (logits / self._temperature[:, None]).log_softmax(-1)
-        noisy = (warm + gumbel(self.keys(indices), target_ids)[:, None]).log_softmax(-1)
-        return torch.where(self._sampled[:, None, None], noisy, scores)
+            return logits.log_softmax(-1)
+        return self._perturbed(logits, self._warm(logits), self.keys(indices), target_ids)
+
+    def _warm(self, logits: Tensor) -> Tensor:
+        """Log-probabilities [B, n, D] of the draft logits [B, n, D] at each row's temperature."""
+        return (logits / self._temperature[:, None]).log_softmax(-1)
+
+    def _perturbed(self, logits: Tensor, warm: Tensor, keys: Tensor, target_ids: Tensor) -> Tensor:
+        """Log-scores [B, n, D]: of sampled rows `warm` and the noise of `keys`, of greedy ones plain `logits`."""
+        noisy = (warm + gumbel(keys, target_ids)[:, None]).log_softmax(-1)
+        return torch.where(self._sampled[:, None, None], noisy, logits.log_softmax(-1))
 
     def _process_drafts(self, logits: Tensor, target_ids: Tensor, depth: int) -> Tensor:
         """As `_process`, as far as the state before the round tells; a row that nothing would be left of stays as it is."""
