@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from eyas.heads.files import load_head
+from tests.test_unroll import random_head
 from tests.tiny import tiny_target
 from tests.two_processes import MICRO_BATCHES, STEPS, some_steps
 
@@ -40,9 +41,13 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
 def test_two_processes_have_the_gradient_and_the_weights_of_one(shard: bool, two: Path, one: dict[str, torch.Tensor]) -> None:
     result = torch.load(two / f"result-{shard}.pt", weights_only=True)
     assert result.keys() == one.keys()
+    start = random_head(tiny_target("llama")).state_dict()
     for name, tensor in one.items():
-        scale = float(tensor.float().abs().max()) + 1e-12
-        assert torch.allclose(result[name].float(), tensor.float(), atol=2e-5 * scale), name
+        off = float((result[name].float() - tensor.float()).norm())
+        if name.startswith("grad."):
+            assert off <= 1e-5 * float(tensor.norm()), name
+        else:  # AdamW makes a whole step of a gradient that is rounding alone, so the weights are held against their way
+            assert off <= 2e-2 * float((tensor.float() - start[name].float()).norm()), name
 
 
 def test_a_run_of_two_processes_leaves_one_head_and_one_log(two: Path) -> None:
