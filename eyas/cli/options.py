@@ -93,6 +93,9 @@ def _taps(told: str | None) -> tuple[int, ...] | None:
     if told is None:
         return None
     try:
-        return tuple(int(part) for part in told.split(","))
-    except ValueError as error:
-        raise EyasError(f"--taps {told}: three layer numbers with commas between, e.g. 2,15,27") from error
+        taps = tuple(int(part) for part in told.split(","))
+    except ValueError:
+        taps = ()
+    if len(set(taps)) != 3:
+        raise EyasError(f"--taps {told}: it takes three distinct layer numbers with commas between, e.g. 2,15,27")
+    return taps
