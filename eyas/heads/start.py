@@ -140,8 +140,9 @@ def _warm_layer(layer: DraftLayer, source: dict[str, Tensor], h: int) -> None:
     for name, parameter in layer.named_parameters():
         if name.startswith(("self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "mlp", "post_attention")):
             _copy(parameter, source.get(name))
-    norm = getattr(layer, "hidden_norm", layer.input_layernorm)  # of what the target's layer reads: the state
-    _copy(norm.weight, source.get("input_layernorm.weight"))
+    norm = next((getattr(layer, n) for n in ("hidden_norm", "input_layernorm") if hasattr(layer, n)), None)
+    if norm is not None:  # of what the target's layer reads: the state
+        _copy(norm.weight, source.get("input_layernorm.weight"))
 
 
 def _copy(parameter: Tensor, source: Tensor | None) -> None:

@@ -63,14 +63,28 @@ def train(
     """
     workers = Workers(target.device, precision=config.precision, shard=config.shard, track=track, out=out)
     console.quiet = not workers.first
-    consent = consent or Consent()
-    if config.drafter != "eagle3":
-        target = target.tapped((target.num_layers,))
     texts = split_for_training(samples, held_out=held_out, max_length=max_length, seed=config.seed)
     if texts.dropped:
         console.print(f"{texts.dropped} texts have no supervised token within {max_length} tokens and are left out")
+    return train_on(
+        target, texts.learn, texts.choose, out, config, features=features, others=texts.aside, workers=workers, consent=consent
+    )  # fmt: skip
+
+
+def train_on(
+    target: Target, learn: list[Sample], choose: list[Sample], out: Path, config: TrainConfig, *, features: Path,
+    others: Sequence[Sample] = (), workers: Workers | None = None, consent: Consent | None = None,
+) -> Evaluation:  # fmt: skip
+    """As `train`, on the very texts to `learn` from and to `choose` the best head by.
+
+    A run that is taken up may have begun when some of these were among the `others`.
+    """
+    workers = workers or Workers(target.device, precision=config.precision, shard=config.shard)
+    consent = consent or Consent()
+    if config.drafter != "eagle3":
+        target = target.tapped((target.num_layers,))
     with workers.first_alone():
-        learn, choose = _settle(out, config, target, [*texts.learn, *texts.choose, *texts.aside], texts.learn, texts.choose)
+        learn, choose = _settle(out, config, target, [*learn, *choose, *others], learn, choose)
         with FeatureStore(features, target) as store:
             complete(store, target, [*learn, *choose], consent)
     counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
