@@ -68,7 +68,7 @@ def arms(study: StudyConfig, learn: list[Sample]) -> list[Arm]:
     """All heads of `study`, small ones first, so that a study that is stopped has something to show."""
     batches = {size: _batches(learn[: size * study.texts], study) for size in study.sizes}
     epochs = {size: max(round(study.epochs * count), 1) for size, count in batches.items()}
-    middle = epochs[study.sizes[len(study.sizes) // 2]]
+    middle = epochs[study.sizes[(len(study.sizes) - 1) // 2]]
     planned = [
         Arm(drafter, size, "epochs", size * study.texts, epochs[size]) for size in study.sizes for drafter in study.drafters
     ]

@@ -18,7 +18,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 # What EAGLE-1's and Medusa's own papers train with, where it differs from what suits EAGLE-3.
 _PUBLISHED: dict[Any, dict[str, Any]] = {
     "eagle1": {
-        "unroll": 1, "grow_until": 0.0, "step_weight": (0.1,), "feature_weight": 1.0, "feature_noise": 0.2, "eval_depth": 5,
+        "unroll": 1, "grow_until": 0.0, "step_weight": (0.1,), "feature_weight": 10.0, "feature_noise": 0.2, "eval_depth": 5,
     },
     "medusa": {"unroll": 4, "grow_until": 0.0, "loss": "hard_ce"},
 }  # fmt: skip
@@ -48,7 +48,9 @@ class TrainConfig(BaseModel):
     step_weight: float | tuple[float, ...] = Field(
         default=0.8, description="w: step i of the unroll counts w ** i; or one weight for each of the K steps"
     )
-    feature_weight: float = Field(default=0.0, ge=0, description="of EAGLE-1's feature loss, which EAGLE-3 has dropped")
+    feature_weight: float = Field(
+        default=0.0, ge=0, description="of EAGLE-1's feature loss (10 there) beside the token loss; EAGLE-3 has none"
+    )
     feature_noise: float = Field(default=0.0, ge=0, description="width of the uniform noise on the taps (EAGLE-1: 0.2)")
 
     learning_rate: float = Field(default=1e-3, gt=0)
