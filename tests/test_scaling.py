@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eyas.bench.arithmetic import chain_length, quotient
 from eyas.chat import Sample
 from eyas.errors import EyasError
 from eyas.scaling.fit import fit
@@ -21,7 +22,7 @@ from tests.tiny import tiny_target
 
 SETTINGS = {"slots_per_batch": 60, "eval_depth": 3, "evaluations": 1}
 STUDY = StudyConfig(
-    sizes=(1, 2), texts=3, epochs=2, choose=2, test=4, tree="2x2x3", tokens=8, settings=SETTINGS,
+    sizes=(1, 2), texts=3, epochs=2, choose=2, test=4, answers=3, tree="2x2x3", tokens=8, settings=SETTINGS,
     drafters=("eagle3", "eagle1", "medusa"),
 )  # fmt: skip
 
@@ -52,7 +53,7 @@ def test_arms_have_equal_epochs_and_equal_steps() -> None:
     by_name = {arm.name: arm for arm in planned}
     one, two = by_name["eagle3-1x-epochs"], by_name["eagle3-2x-epochs"]
     assert one.steps == by_name["medusa-1x-epochs"].steps and one.steps < two.steps
-    assert by_name["eagle1-1x-steps"].steps == two.steps and "eagle1-2x-steps" not in by_name
+    assert by_name["eagle1-2x-steps"].steps == one.steps and "eagle1-1x-steps" not in by_name
     assert (
         by_name["eagle1-1x-epochs"].config(STUDY).feature_noise == 0.2 and by_name["medusa-2x-epochs"].config(STUDY).unroll == 4
     )
@@ -64,11 +65,12 @@ def test_arms_have_equal_epochs_and_equal_steps() -> None:
 def test_the_fit_is_the_line_through_the_arms() -> None:
     sizes = [1, 2, 4, 8]
     rounds = [[(int(100 * (1.5 + 0.2 * k)), 100), (int(100 * (1.5 + 0.2 * k)), 100)] for k in range(4)]
-    curve = fit(sizes, rounds)
+    curve = fit(sizes, rounds, quotient)
     assert curve.at_one == pytest.approx(1.5) and curve.per_doubling.value == pytest.approx(0.2)
     assert curve.factor == pytest.approx(2**0.5)
     noisy = np.random.default_rng(0).integers(100, 300, (4, 6))
-    flat = fit(sizes, [[(int(n), 100) for n in noisy[0]]] * 4)
+    flat = fit(sizes, [[(int(n), 100) for n in noisy[0]]] * 4, quotient)
+    assert float(chain_length(np.array([10.0, 5.0, 5.0, 1.0]))) == pytest.approx(1 + 0.5 + 0.5 * 0.2)
     assert flat.factor is None and flat.per_doubling.value == pytest.approx(0.0)
 
 
@@ -80,7 +82,7 @@ def test_a_study_that_is_stopped_goes_on_and_says_the_same(tmp_path: Path, monke
 
     whole = run("whole")
     assert len(whole.outcomes) == 9 and all(o.measured.identical for o in whole.outcomes)
-    assert {len(o.measured.rounds) for o in whole.outcomes} == {4}
+    assert {len(o.measured.rounds) for o in whole.outcomes} == {3} and {len(o.measured.chains) for o in whole.outcomes} == {4}
 
     seen: list[str] = []
 
@@ -99,7 +101,7 @@ def test_a_study_that_is_stopped_goes_on_and_says_the_same(tmp_path: Path, monke
     assert same == [(o.drafter, o.size, o.budget, o.measured.head, o.measured.rounds) for o in whole.outcomes]
     assert StudyResult.read(tmp_path / "stopped/scaling.json").outcomes == again.outcomes
 
-    assert set(again.curves("steps")) == {"EAGLE-3", "EAGLE-2", "Medusa"} == set(again.curves("epochs"))
+    assert all(again.curve(drafter, budget, "tau") for drafter in STUDY.drafters for budget in ("epochs", "steps"))
     assert len(sentences(again)) == 6 and table(again).row_count == 9
     plot(again, tmp_path / "a.svg")
     assert "<svg" in (tmp_path / "a.svg").read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -33,7 +33,10 @@ def scaling(
         "epochs"
     ].default,
     equal_steps: Annotated[bool, typer.Option(help="train every size once more with equal steps")] = True,
-    test: Annotated[int, typer.Option(help="texts that acceptance is measured on")] = StudyConfig.model_fields["test"].default,
+    test: Annotated[int, typer.Option(help="texts that acceptance is estimated on")] = StudyConfig.model_fields["test"].default,
+    answers: Annotated[
+        int, typer.Option(help="of these, how many prompts are answered by decoding")
+    ] = StudyConfig.model_fields["answers"].default,
     tree: Annotated[str, typer.Option(help="dynamic tree of all arms")] = StudyConfig.model_fields["tree"].default,
     tokens: Annotated[int, typer.Option(help="of each answer to a test prompt")] = StudyConfig.model_fields["tokens"].default,
     temperature: Annotated[float, typer.Option(help="of these answers")] = 0.0,
@@ -51,13 +54,10 @@ def scaling(
     Ctrl-C loses nothing: run the same command again.
     """
     try:
-        study = StudyConfig.model_validate(
-            {
-                "drafters": _parts(drafters), "sizes": _parts(sizes), "texts": texts, "epochs": epochs, "test": test,
-                "tree": tree, "tokens": tokens, "temperature": temperature, "max_length": max_length,
-                "equal_steps": equal_steps, "seed": seed,
-                "settings": dict(_setting(told) for told in set_ or []),
-            }
+        study = StudyConfig(
+            drafters=_parts(drafters), sizes=_parts(sizes), texts=texts, epochs=epochs, test=test, answers=answers, tree=tree,
+            tokens=tokens, temperature=temperature, max_length=max_length, equal_steps=equal_steps, seed=seed,
+            settings=dict(_setting(told) for told in set_ or []),
         )  # fmt: skip
     except ValidationError as error:
         raise EyasError(first_fault(error)) from error
@@ -76,7 +76,8 @@ def scaling(
     page.print(f"{out / 'scaling.json'}, {out / 'scaling.svg'}", markup=False)
 
 
-def _parts(told: str) -> list[str]:
+def _parts(told: str) -> Any:
+    """The parts between commas, for pydantic to read."""
     return [part.strip() for part in told.split(",") if part.strip()]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,24 +15,22 @@ STEP = 0.1  # of tau, whose price is told
 
 
 class Curve(BaseModel):
-    """tau = `at_one` + `per_doubling` log2(size), least squares; the interval of `per_doubling` is over test prompts, the same
+    """tau = `at_one` + `per_doubling` log2(size), least squares; the interval of `per_doubling` is over test texts, the same
     ones resampled for all arms. `factor` is how many times the data the next +0.1 of tau would take at this rate; None where
-    the interval holds no gain at all or the factor exceeds a thousand."""
+    the interval does not exclude that nothing is gained, or the factor exceeds a thousand."""
 
     at_one: float
     per_doubling: Interval
     factor: float | None
 
 
-def fit(sizes: Sequence[int], rounds: Sequence[Sequence[tuple[int, int]]]) -> Curve:
-    """Fit the arms of `sizes`; `rounds[arm][prompt]` are (tokens, rounds). Needs two sizes."""
+def fit(sizes: Sequence[int], counts: Sequence[Sequence[Sequence[int]]], figure: Callable[[np.ndarray], np.ndarray]) -> Curve:
+    """Fit the arms of `sizes`, two or more; `figure` makes tau [...] of sums [..., C] of `counts` [arm][text][C]."""
     x = np.log2(np.array(sizes, dtype=float))  # [A]
-    counts = np.array(rounds, dtype=float)  # [A, N, 2]
-    sums = counts.sum(1)  # [A, 2]
-    at_one, slope = _line(x, sums[:, 0] / sums[:, 1])
-    picks = np.random.default_rng(0).integers(0, counts.shape[1], (RESAMPLES, counts.shape[1]))
-    resampled = counts[:, picks].sum(2)  # [A, RESAMPLES, 2]
-    slopes = _line(x, resampled[..., 0] / resampled[..., 1])[1]  # [RESAMPLES]
+    every = np.array(counts, dtype=float)  # [A, N, C]
+    at_one, slope = _line(x, figure(every.sum(1)))
+    picks = np.random.default_rng(0).integers(0, every.shape[1], (RESAMPLES, every.shape[1]))
+    slopes = _line(x, figure(every[:, picks].sum(2)))[1]  # [RESAMPLES]
     low, high = np.percentile(slopes, [2.5, 97.5])
     factor = float(2.0 ** min(STEP / float(slope), 64.0)) if slope > 0 else float("inf")
     told = factor if low > 0 and factor <= 1000 else None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel
 
-from eyas.bench.arithmetic import bootstrap, quotient, speed_ratio
+from eyas.bench.arithmetic import bootstrap, chain_length, quotient, speed_ratio
 from eyas.bench.figures import Interval
 from eyas.chat import Sample
 from eyas.data.batches import Batch
@@ -29,14 +29,16 @@ DEPTH = 5  # of the chains whose acceptance is estimated
 class Measured(BaseModel):
     """`tau_chain` and `n_alpha`, depths 1 to 5 (Medusa: as many as it has heads), of a greedy chain estimated on every position
     of the test texts; `tau` and `speedup` of answering their prompts with the study's tree, with 95 % intervals over prompts.
-    `rounds` holds (tokens, rounds) of every prompt, so that intervals of what is fitted to many arms can be resampled.
+    `chains` holds every text's chains offered at depths 1, 2, ... and then those accepted, `rounds` (tokens, rounds) of every
+    prompt, so that intervals of what is fitted to many arms can be resampled.
     `identical`: every answer was plain decoding's."""
 
     head: str
-    tau_chain: float
+    tau_chain: Interval
     n_alpha: list[float]
     tau: Interval
     speedup: Interval
+    chains: list[list[int]]
     rounds: list[tuple[int, int]]
     identical: bool
 
@@ -48,7 +50,9 @@ def measure_head(
     opened = open_drafter(folder, target)
     assert opened.drafter is not None
     depth = min(DEPTH, opened.drafter.depth or DEPTH)
-    acceptance = measure(load_any_head(folder, target), (Batch.of([text]) for text in texts), depth)
+    head = load_any_head(folder, target)
+    by_text = [measure(head, [Batch.of([text])], depth) for text in texts]
+    chains = [[*one.offered, *one.accepted] for one in by_text]
     length = max(s.spans[0][0] for s in prompts) + study.tokens
     engines = {
         "plain": Engine(target, max_length=length),
@@ -71,8 +75,9 @@ def measure_head(
                 raise KeyboardInterrupt
     return Measured(
         head=opened.hash,
-        tau_chain=acceptance.tau,
-        n_alpha=acceptance.n_alpha,
+        tau_chain=bootstrap(np.array(chains, dtype=float), chain_length),
+        n_alpha=[sum(c[depth + n] for c in chains) / max(sum(c[n] for c in chains), 1) for n in range(depth)],
+        chains=chains,
         tau=bootstrap(np.array(rows, dtype=float), quotient),
         speedup=bootstrap(np.array(columns), speed_ratio),
         rounds=rows,

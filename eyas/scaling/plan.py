@@ -26,10 +26,11 @@ class StudyConfig(BaseModel):
     epochs: float = Field(default=2.0, gt=0, description="of every arm where epochs are equal")
     equal_steps: bool = Field(default=True, description="train every size once more for the steps of the middle one")
     choose: int = Field(default=24, gt=0, description="texts that choose each arm's checkpoint")
-    test: int = Field(default=40, gt=1, description="texts that acceptance is measured on")
+    test: int = Field(default=40, gt=1, description="texts that acceptance is estimated on")
+    answers: int = Field(default=20, gt=1, description="of these, how many prompts are answered by decoding")
     max_length: int = Field(default=384, ge=3, description="longer texts are left out, in tokens")
     tree: str = Field(default="4x4x8", description="dynamic tree of all arms")
-    tokens: int = Field(default=64, ge=2, description="of each answer to a test prompt")
+    tokens: int = Field(default=48, ge=2, description="of each answer to a test prompt")
     temperature: float = Field(default=0.0, ge=0, description="of these answers")
     settings: dict[str, object] = Field(default_factory=dict, description="of training, the same for every arm")
     seed: int = 0
@@ -38,6 +39,8 @@ class StudyConfig(BaseModel):
     def _sizes_ascend(self) -> StudyConfig:
         if list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
             raise ValueError(f"sizes must be ascending multiples, e.g. 1,2,4,8, not {list(self.sizes)}")
+        if self.answers > self.test:
+            raise ValueError(f"{self.answers} answers need as many test texts, there are {self.test}")
         if len(set(self.drafters)) != len(self.drafters):
             raise ValueError("name every drafter once")
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import matplotlib
 import numpy as np
@@ -17,6 +17,12 @@ from eyas.scaling.fit import STEP, Curve
 from eyas.scaling.plan import NAMES, Budget
 from eyas.scaling.study import StudyResult
 
+Panel = Literal["tau_chain", "tau", "speedup"]
+PANELS: dict[Panel, str] = {
+    "tau_chain": "tau of a greedy chain, estimated",
+    "tau": "tau of decoding",
+    "speedup": "speed-up over plain decoding",
+}
 TOLD: dict[Budget, str] = {"epochs": "equal epochs", "steps": "equal steps"}
 
 
@@ -30,7 +36,7 @@ def table(result: StudyResult) -> Table:
         alphas = " ".join(f"{a:.2f}" for a in m.n_alpha)
         shown.add_row(
             NAMES[o.drafter], f"{o.size}x", str(o.texts), f"{o.tokens:,}", TOLD[o.budget], f"{o.steps:,}",
-            _interval(m.tau), f"{m.tau_chain:.3f}", alphas, _interval(m.speedup) + ("" if m.identical else " TEXT DIFFERS"),
+            _interval(m.tau), _interval(m.tau_chain), alphas, _interval(m.speedup) + ("" if m.identical else " TEXT DIFFERS"),
         )  # fmt: skip
     return shown
 
@@ -39,10 +45,11 @@ def sentences(result: StudyResult) -> list[str]:
     """What the curves say."""
     told = []
     for budget in get_args(Budget):
-        for name, curve in result.curves(budget).items():
-            told.append(
-                f"{name}, {TOLD[budget]}: tau grows by {_interval(curve.per_doubling)} with every doubling; {_price(curve)}"
-            )
+        for drafter in result.study.drafters:
+            curve = result.curve(drafter, budget, "tau_chain")
+            if curve is not None:
+                grows = f"a chain's tau changes by {_interval(curve.per_doubling)} with every doubling of the data"
+                told.append(f"{NAMES[drafter]}, {TOLD[budget]}: {grows}; {_price(curve)}")
     return told
 
 
@@ -50,19 +57,18 @@ def plot(result: StudyResult, path: Path) -> None:
     """tau and speed-up against data, with intervals and fits, as an image at `path` (svg or png)."""
     budgets: list[Budget] = [b for b in get_args(Budget) if any(result.of(d, b) for d in result.study.drafters)]
     with matplotlib.rc_context({"svg.hashsalt": "eyas", "font.size": 10}):
-        figure = Figure(figsize=(5.2 * len(budgets), 7.2), layout="constrained")
-        panels = figure.subplots(2, len(budgets), squeeze=False, sharey="row")
+        figure = Figure(figsize=(5.2 * len(budgets), 9.6), layout="constrained")
+        panels = figure.subplots(len(PANELS), len(budgets), squeeze=False, sharey="row")
         for column, budget in enumerate(budgets):
-            _panel(panels[0, column], result, budget, "tau")
-            _panel(panels[1, column], result, budget, "speedup")
+            for row, (name, label) in enumerate(PANELS.items()):
+                _panel(panels[row, column], result, budget, name)
+                panels[row, 0].set_ylabel(label)
             panels[0, column].set_title(TOLD[budget])
-        panels[0, 0].set_ylabel("tau, tokens a round")
-        panels[1, 0].set_ylabel("speed-up over plain decoding")
         with replacing(path) as part:
             figure.savefig(part, format=path.suffix.removeprefix("."), metadata={"Date": None} if path.suffix == ".svg" else {})
 
 
-def _panel(axes: Axes, result: StudyResult, budget: Budget, figure: str) -> None:
+def _panel(axes: Axes, result: StudyResult, budget: Budget, figure: Panel) -> None:
     for number, drafter in enumerate(result.study.drafters):
         done = result.of(drafter, budget)
         found: list[Interval] = [getattr(o.measured, figure) for o in done]
@@ -70,8 +76,8 @@ def _panel(axes: Axes, result: StudyResult, budget: Budget, figure: str) -> None
         below, above = [f.value - f.low for f in found], [f.high - f.value for f in found]
         sizes = [o.size for o in done]
         axes.errorbar(sizes, values, (below, above), fmt="o", capsize=3, color=f"C{number}", label=NAMES[drafter])
-        curve = result.curves(budget).get(NAMES[drafter])
-        if figure == "tau" and curve is not None:
+        curve = None if figure == "speedup" else result.curve(drafter, budget, figure)
+        if curve is not None:
             ends = [result.study.sizes[0], result.study.sizes[-1]]
             bits = np.log2(ends)
             axes.plot(ends, curve.at_one + curve.per_doubling.value * bits, color=f"C{number}", alpha=0.6)

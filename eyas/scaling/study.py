@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, ValidationError
 
 from eyas import machine
+from eyas.bench.arithmetic import chain_length, quotient
 from eyas.chat import Sample, template_hash
 from eyas.data.features import text_key
 from eyas.data.store import FeatureStore
@@ -63,14 +65,15 @@ class StudyResult(BaseModel):
         except (OSError, ValidationError) as error:
             raise EyasError(f"{path} holds no scaling study") from error
 
-    def curves(self, budget: Budget) -> dict[str, Curve]:
-        """The fit of every drafter that has two sizes or more under `budget`, by its name."""
-        found = {}
-        for drafter in self.study.drafters:
-            done = self.of(drafter, budget)
-            if len(done) > 1:
-                found[NAMES[drafter]] = fit([o.size for o in done], [o.measured.rounds for o in done])
-        return found
+    def curve(self, drafter: DrafterName, budget: Budget, figure: Literal["tau", "tau_chain"]) -> Curve | None:
+        """The fit of a drafter's `figure` under `budget`; None while it has fewer than two sizes."""
+        done = self.of(drafter, budget)
+        if len(done) < 2:
+            return None
+        sizes = [o.size for o in done]
+        if figure == "tau":
+            return fit(sizes, [o.measured.rounds for o in done], quotient)
+        return fit(sizes, [o.measured.chains for o in done], chain_length)
 
     def of(self, drafter: DrafterName, budget: Budget) -> list[Outcome]:
         """The arms of `drafter` under `budget`, by size. An arm whose equal epochs are the equal steps stands for both."""
@@ -143,5 +146,5 @@ def _train_and_measure(
     return Outcome(
         drafter=arm.drafter, size=arm.size, budget=arm.budget, texts=arm.texts, steps=arm.steps,
         tokens=sum(s.supervised for s in learn),
-        measured=measure_head(str(folder), target, stored, texts.test, study),
+        measured=measure_head(str(folder), target, stored, texts.test[: study.answers], study),
     )  # fmt: skip
