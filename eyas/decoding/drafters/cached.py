@@ -73,9 +73,9 @@ class CachedDrafter:
         mask = committed_mask(lengths, k, view.end)  # [B, k, K]
         place = lengths[:, None] + torch.arange(used + k, device=tokens.device)  # [B, scratch]
         mask.scatter_(2, place[:, None].expand(rows, k, used + k), self._seen)
-        keys = torch.arange(view.end, device=tokens.device).repeat(rows, 1)  # [B, K]
-        keys.scatter_(1, place, lengths[:, None] + torch.tensor(self._levels, device=tokens.device))
-        self._states = self._step(states, tokens, positions, view, mask, keys)
+        key_positions = torch.arange(view.end, device=tokens.device).repeat(rows, 1)  # [B, K]
+        key_positions.scatter_(1, place, lengths[:, None] + torch.tensor(self._levels, device=tokens.device))
+        self._states = self._step(states, tokens, positions, view, mask, key_positions)
         return self._logits(self._states)
 
     def move(self, source: int, to: int) -> None:
@@ -87,9 +87,9 @@ class CachedDrafter:
         lengths = self.cache.lengths[first : first + rows].to(tokens.device)
         slots = lengths[:, None] + torch.arange(count, device=tokens.device)  # [B, M]
         view = self.cache.view(first, rows, slots)
-        keys = torch.arange(view.end, device=tokens.device).repeat(rows, 1)  # [B, K]
-        mask = keys[:, None] <= slots[..., None]  # [B, M, K]
-        return self._step(self._fuse(taps), tokens, slots, view, mask, keys)
+        key_positions = torch.arange(view.end, device=tokens.device).repeat(rows, 1)  # [B, K]
+        mask = key_positions[:, None] <= slots[..., None]  # [B, M, K]
+        return self._step(self._fuse(taps), tokens, slots, view, mask, key_positions)
 
     # -- what a kind of drafter says ----------------------------------------------------------------------------------
 
@@ -98,11 +98,11 @@ class CachedDrafter:
         raise NotImplementedError
 
     def _step(
-        self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor, keys: Tensor
+        self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor, key_positions: Tensor
     ) -> Tensor:  # fmt: skip
         """One pass: states [B, Q, h] beside `tokens` [B, Q] at `positions` [B, Q] -> states [B, Q, h].
 
-        `mask` bool [B, Q, K] is True where a query may look, `keys` int64 [B, K] are the keys' positions.
+        `mask` bool [B, Q, K] is True where a query may look, `key_positions` int64 [B, K].
         """
         raise NotImplementedError
 

@@ -41,7 +41,7 @@ class StateDrafter(CachedDrafter):
         return self.head.fuse(taps.to(self._dtype))
 
     def _step(
-        self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor, keys: Tensor
+        self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor, key_positions: Tensor
     ) -> Tensor:  # fmt: skip
         head = self.head
         for layer in range(len(head.decoder_layers)):

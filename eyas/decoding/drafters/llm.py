@@ -43,9 +43,9 @@ class LLMDrafter(CachedDrafter):
         return taps  # not read
 
     def _step(
-        self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor, keys: Tensor
+        self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor, key_positions: Tensor
     ) -> Tensor:  # fmt: skip
-        return self.model.forward(tokens, positions, view, mask[:, None], keys).hidden
+        return self.model.forward(tokens, positions, view, mask[:, None], key_positions).hidden
 
     def _logits(self, states: Tensor) -> Tensor:
         return self.model.logits(states)[..., : len(self.target_ids)]
