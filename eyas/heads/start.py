@@ -38,8 +38,8 @@ def new_head(
 
 
 def new_eagle1_head(target: Target, *, start: Start = "warm", seed: int = 0) -> Eagle1Head:
-    """An EAGLE-1 head for `target`, float32. "warm" begins with the target's last layer behind a fusion that passes the
-    feature through."""
+    """An EAGLE-1 head for `target`, float32. "warm" begins with a fusion that passes the feature through, so that it is the
+    first guess at the next one; the target's last layer is no start here, since it writes to the stream before the norm."""
     head = Eagle1Head(Eagle1Config.for_target(target), target.embedding.float(), projection_of(target))
     _randomise(head, seed)
     if start == "warm":
@@ -47,7 +47,6 @@ def new_eagle1_head(target: Target, *, start: Start = "warm", seed: int = 0) -> 
         with torch.no_grad():
             head.fc.weight.zero_()
             head.fc.weight[:, h:].copy_(torch.eye(h))
-            _warm_layer(head.decoder_layers[0], target.last_layers(1)[0], h)
     return head.to(target.device)
 
 
@@ -140,9 +139,8 @@ def _warm_layer(layer: DraftLayer, source: dict[str, Tensor], h: int) -> None:
     for name, parameter in layer.named_parameters():
         if name.startswith(("self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "mlp", "post_attention")):
             _copy(parameter, source.get(name))
-    norm = next((getattr(layer, n) for n in ("hidden_norm", "input_layernorm") if hasattr(layer, n)), None)
-    if norm is not None:  # of what the target's layer reads: the state
-        _copy(norm.weight, source.get("input_layernorm.weight"))
+    norm = getattr(layer, "hidden_norm", layer.input_layernorm)  # of what the target's layer reads: the state
+    _copy(norm.weight, source.get("input_layernorm.weight"))
 
 
 def _copy(parameter: Tensor, source: Tensor | None) -> None:
