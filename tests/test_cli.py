@@ -60,8 +60,43 @@ def test_the_commands_in_a_row(target_dir: Path, tmp_path: Path, capsys: pytest.
     assert eyas("data", "show", answers, *target) == 0
 
 
+def test_the_other_drafters_and_the_study(target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers, target = tmp_path / "answers.jsonl", ("--target", target_dir)
+    asked = [{"messages": [{"role": "user", "content": f"tell me of {w}"}]} for w in "abcdefghijkl"]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    assert eyas("respond", tmp_path / "prompts.jsonl", "--out", answers, "--max-new-tokens", 16, "--batch", 4, *target) == 0
+    for drafter in ("eagle1", "medusa"):
+        out = tmp_path / drafter
+        train = ("train", answers, "--drafter", drafter, "--out", out, "--steps", 2, "--held-out", 2, *target)
+        assert eyas(*train, *(("--vocab", 100) if drafter == "medusa" else ())) == 0
+    texts = set()
+    for source in ("lookup", f"llm:{target_dir}", tmp_path / "eagle1", tmp_path / "medusa", f"{tmp_path / 'medusa'}+lookup"):
+        capsys.readouterr()
+        assert eyas("generate", "abc abc abc", "--drafter", source, "--max-new-tokens", 12, "--plain", *target) == 0
+        texts.add(capsys.readouterr().out.rpartition("13 tokens in")[0].rpartition("12 tokens in")[0])
+    assert len(texts) == 1
+
+    study = (
+        "scaling", answers, "--out", tmp_path / "study", "--texts", 2, "--sizes", "1,2", "--epochs", 1, "--choose", 2,
+        "--test", 3, "--answers", 2, "--tokens", 6, "--tree", "2x2x3", "--set", "slots_per_batch=80", "--weights", "stock", *target,
+    )  # fmt: skip
+    capsys.readouterr()
+    assert eyas(*study) == 0
+    told = capsys.readouterr().out
+    assert "EAGLE-2, equal epochs: a chain's tau changes by" in told and (tmp_path / "study/scaling.svg").is_file()
+    assert eyas(*study) == 0 and told.splitlines()[-1] == capsys.readouterr().out.splitlines()[-1]  # nothing is done twice
+    for wrong, why in (
+        (("--sizes", "2,1"), "ascending"), (("--sizes", "one"), "sizes"), (("--drafters", "eagle9"), "drafters"),
+        (("--texts", 50), "needs 105 texts"), (("--tree", "bushy"), "bushy"), (("--set", "heat=3"), "heat"),
+        (("--epochs", 2), "holds a study with epochs"), (("--set", "loss"), "key=value"),
+    ):  # fmt: skip
+        capsys.readouterr()
+        assert eyas(*study, *wrong) == 2, wrong
+        assert why in one_line(capsys), wrong
+
+
 def test_every_command_that_loads_a_target_takes_the_same_options(target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["respond"], ["train"], ["generate"], ["bench"], ["data", "show"], ["demo"]):
+    for command in (["respond"], ["train"], ["generate"], ["bench"], ["scaling"], ["data", "show"], ["demo"]):
         capsys.readouterr()
         assert eyas(*command, "--help") == 0
         told = capsys.readouterr().out

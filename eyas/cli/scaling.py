@@ -33,6 +33,9 @@ def scaling(
         "epochs"
     ].default,
     equal_steps: Annotated[bool, typer.Option(help="train every size once more with equal steps")] = True,
+    choose: Annotated[int, typer.Option(help="texts that choose each arm's checkpoint")] = StudyConfig.model_fields[
+        "choose"
+    ].default,
     test: Annotated[int, typer.Option(help="texts that acceptance is estimated on")] = StudyConfig.model_fields["test"].default,
     answers: Annotated[
         int, typer.Option(help="of these, how many prompts are answered by decoding")
@@ -55,8 +58,8 @@ def scaling(
     """
     try:
         study = StudyConfig(
-            drafters=_parts(drafters), sizes=_parts(sizes), texts=texts, epochs=epochs, test=test, answers=answers, tree=tree,
-            tokens=tokens, temperature=temperature, max_length=max_length, equal_steps=equal_steps, seed=seed,
+            drafters=_parts(drafters), sizes=_parts(sizes), texts=texts, epochs=epochs, choose=choose, test=test, answers=answers,
+            tree=tree, tokens=tokens, temperature=temperature, max_length=max_length, equal_steps=equal_steps, seed=seed,
             settings=dict(_setting(told) for told in set_ or []),
         )  # fmt: skip
     except ValidationError as error:

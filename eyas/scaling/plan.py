@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from eyas.chat import Sample
 from eyas.data.batches import shuffled_batches
 from eyas.training.config import DrafterName, TrainConfig
+from eyas.training.settings import read_train_config
 
 Budget = Literal["epochs", "steps"]
 NAMES: dict[DrafterName, str] = {"eagle3": "EAGLE-3", "eagle1": "EAGLE-2", "medusa": "Medusa"}  # as the study decodes them
@@ -61,10 +62,10 @@ class Arm:
         return f"{self.drafter}-{self.size}x-{self.budget}"
 
     def config(self, study: StudyConfig) -> TrainConfig:
-        """How it is trained."""
+        """How it is trained. Raises EyasError for a setting that there is not."""
         usual = {"evaluations": 4, "eval_prompts": 0}  # checkpoints are chosen by the estimated tau, which costs little
         given = {**usual, **study.settings, "drafter": self.drafter, "steps": self.steps, "seed": study.seed}
-        return TrainConfig.model_validate(given)
+        return read_train_config(None, [], given)
 
 
 def arms(study: StudyConfig, learn: list[Sample]) -> list[Arm]:
