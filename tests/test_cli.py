@@ -78,7 +78,8 @@ def test_the_other_drafters_and_the_study(target_dir: Path, tmp_path: Path, caps
 
     study = (
         "scaling", answers, "--out", tmp_path / "study", "--texts", 2, "--sizes", "1,2", "--epochs", 1, "--choose", 2,
-        "--test", 3, "--answers", 2, "--tokens", 6, "--tree", "2x2x3", "--set", "slots_per_batch=80", "--weights", "stock", *target,
+        "--test", 3, "--answers", 2, "--tokens", 6, "--tree", "2x2x3", "--set", "slots_per_batch=80", "--weights", "stock",
+        *target,
     )  # fmt: skip
     capsys.readouterr()
     assert eyas(*study) == 0

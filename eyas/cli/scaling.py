@@ -58,9 +58,9 @@ def scaling(
     """
     try:
         study = StudyConfig(
-            drafters=_parts(drafters), sizes=_parts(sizes), texts=texts, epochs=epochs, choose=choose, test=test, answers=answers,
-            tree=tree, tokens=tokens, temperature=temperature, max_length=max_length, equal_steps=equal_steps, seed=seed,
-            settings=dict(_setting(told) for told in set_ or []),
+            drafters=_parts(drafters), sizes=_parts(sizes), texts=texts, epochs=epochs, choose=choose, test=test,
+            answers=answers, tree=tree, tokens=tokens, temperature=temperature, max_length=max_length, equal_steps=equal_steps,
+            seed=seed, settings=dict(_setting(told) for told in set_ or []),
         )  # fmt: skip
     except ValidationError as error:
         raise EyasError(first_fault(error)) from error
