@@ -121,6 +121,8 @@ class FusedLayer(nn.Module):
     def __init__(self, first: FusedNorm, attention: FusedAttention, second: FusedNorm, mlp: FusedMLP) -> None:
         super().__init__()
         self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp = first, attention, second, mlp
+        norms = first.parts, second.parts
+        self.parts = (*norms[0], *attention.parts, *norms[1], *mlp.parts)  # what the operator takes after a forward's tensors
         self._layer = torch.ops.eyas.decoder_layer.default
 
     def forward(
@@ -131,12 +133,6 @@ class FusedLayer(nn.Module):
         return self._layer(
             hidden_states, *position_embeddings, attention_mask, *(window or self._own_window(hidden_states)), *self.parts
         )
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """What the operator takes after the tensors of a forward."""
-        norms = self.input_layernorm.parts, self.post_attention_layernorm.parts
-        return *norms[0], *self.self_attn.parts, *norms[1], *self.mlp.parts
 
     def _own_window(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and slots of a forward that keeps nothing: x [B, Q, n] looks at itself."""
