@@ -27,8 +27,8 @@ constexpr int64_t kLine = 64;        // bytes
 struct Product {
   const float* x;      // [rows, k]
   float* y;            // [rows, out]
-  const float* scale;  // [16 panels] or null
-  const float* bias;   // [16 panels] or null
+  const float* scale;  // [out], where gated [2 out] rounded up to whole panels; or null
+  const float* bias;   // as many, or null
   const float* add;    // [rows, out] or null
   int64_t rows, k, out;
   bool gated;  // panels of gate and up take turns, and y is silu(gate) * up
