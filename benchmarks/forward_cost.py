@@ -1,9 +1,11 @@
 """What a forward of the real target over n tokens costs, against the floor of this machine.
 
 The floor of n tokens is the larger of (bytes of the weights) / (read bandwidth) and (FLOPs of the products) / (FLOP
-rate), both rates measured in this run. A forward is the whole of it: embedding, layers with a cache of 256 tokens, and
-logits of all n tokens. Packings and token counts take turns, so that a busy spell of the machine hits all alike; a figure
-is the minimum over the turns. `noise` is the largest ratio of two such minima of one and the same forward.
+rate of float32, in which all packings multiply), both rates measured in this run, each by torch's own operator and by a
+packed product: the faster counts. A forward is the whole of it: embedding, layers with a cache of 256 tokens, and logits of
+all n tokens; attention, norms and the cache are not in the floor. Packings and token counts take turns, so that a busy spell
+of the machine hits all alike; a figure is the minimum over the turns. `noise` is the largest ratio of two such minima of one
+and the same forward.
 
     python benchmarks/forward_cost.py [--quick] [--threads N]
 
@@ -20,6 +22,9 @@ import os
 import time
 from collections.abc import Callable
 
+import eyas  # noqa: F401  before torch: OpenMP reads how long threads spin when torch loads it
+
+# isort: split
 import torch
 from torch import Tensor, nn
 
@@ -59,12 +64,22 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def rates(turns: int) -> tuple[float, float]:
-    """Read bandwidth in bytes/s (a sum over 256 MB) and FLOP rate (the stock float32 product of square matrices)."""
-    large, square = torch.ones(64 << 20), torch.randn(1536, 1536)
-    bandwidth = max(large.nbytes / seconds(large.sum) for _ in range(turns))
-    flops = max(2 * 1536**3 / seconds(lambda: square @ square) for _ in range(turns))
-    return bandwidth, flops
+class Rates:
+    """Read bandwidth in bytes/s, over 256 MB, and FLOPs/s of float32 products; `measure` keeps the highest seen."""
+
+    SIDE, INNER = 8192, 1536
+
+    def __init__(self) -> None:
+        large, square = torch.ones(self.SIDE, self.SIDE), torch.randn(self.INNER, self.INNER)
+        reader, row = PackedLinear(large, None, "fp32"), torch.ones(1, self.SIDE)
+        multiplier = PackedLinear(square, None, "fp16")
+        self._reads: list[Callable[[], object]] = [large.sum, lambda: reader(row)]
+        self._products: list[Callable[[], object]] = [lambda: square @ square, lambda: multiplier(square)]
+        self.bandwidth, self.flops = 0.0, 0.0
+
+    def measure(self) -> None:
+        self.bandwidth = max(self.bandwidth, *(4 * self.SIDE**2 / seconds(read) for read in self._reads))
+        self.flops = max(self.flops, *(2 * self.INNER**3 / seconds(product) for product in self._products))
 
 
 def main() -> None:
@@ -82,13 +97,16 @@ def main() -> None:
     forwards[AGAIN] = forwards["fp16"]
 
     best = {(name, count): float("inf") for name in forwards for count in counts}
-    bandwidth, flops = 0.0, 0.0
+    rates = Rates()
     with torch.inference_mode():
         for _ in range(turns):
-            bandwidth, flops = (max(pair) for pair in zip((bandwidth, flops), rates(2), strict=True))
+            for _ in range(2):
+                rates.measure()
             for count in counts:
                 for name, forward in forwards.items():
                     best[name, count] = min(best[name, count], seconds(lambda f=forward, n=count: f(n)))
+
+    bandwidth, flops = rates.bandwidth, rates.flops
 
     def floor(name: str, count: int) -> float:
         return max(sizes[name] / bandwidth, 2 * products * count / flops)

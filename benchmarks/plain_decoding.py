@@ -18,6 +18,9 @@ import json
 import time
 from typing import Any
 
+import eyas  # noqa: F401  before torch: OpenMP reads how long threads spin when torch loads it
+
+# isort: split
 import torch
 from decoding import PROMPTS
 from transformers import AutoModelForCausalLM, LogitsProcessor

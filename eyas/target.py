@@ -38,9 +38,12 @@ class CacheView(Protocol):
 
     `append` stores this forward's keys [B, heads, Q, key_dim] and values [B, heads, Q, value_dim] of one layer and returns
     all the keys [B, heads, K, key_dim] and values that the layer's queries attend over, in the order of the mask's last axis.
+    `window` is for a layer that stores its keys and values itself: what `append` would return, and the slots int64 [B, Q] in
+    it where they belong; None where nothing is kept.
     """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]: ...
+    def window(self, layer: int) -> tuple[Tensor, Tensor, Tensor] | None: ...
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,9 @@ class _ViewAsCache:
         keys, values = self.view.append(layer_idx, keys.to(self.device), values.to(self.device))
         return keys.to(here), values.to(here)
 
+    def window(self, layer: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        return self.view.window(layer)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:  # only asked for when positions or mask are absent: never here
         return 0
 
@@ -88,6 +94,9 @@ class _NoCache:
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return keys, values
+
+    def window(self, layer: int) -> None:
+        return None
 
 
 class _ShapeProbe(_NoCache):

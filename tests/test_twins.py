@@ -229,10 +229,15 @@ def test_twins_can_be_traced() -> None:
     with torch.inference_mode():
         traced = torch.compile(layer, backend="aot_eager", fullgraph=True)
         assert torch.equal(traced(x, mask, turns), layer(x, mask, turns))
-    norm, own, mlp = layer.input_layernorm.parts, layer.self_attn, layer.mlp
-    heads = (x, *norm, *own.qkv.parts, own.q_norm, own.k_norm, own.head_eps, *turns, 4, 2, 12)
-    gated = (x, *norm, *mlp.gate_up.parts, *mlp.down.parts, True)
-    for operator, given in ((torch.ops.eyas.project_heads, heads), (torch.ops.eyas.gated_mlp, gated)):
+    own, mlp = layer.self_attn, layer.mlp
+    heads = (x, *own.qkv.parts, own.q_norm, own.k_norm, own.head_eps, *turns, 4, 2, 12)
+    window = (torch.zeros(2, 2, 5, 12), torch.zeros(2, 2, 5, 12), torch.arange(5).expand(2, 5))
+    operators = torch.ops.eyas
+    for operator, given in (
+        (operators.project_heads, heads),
+        (operators.gated_mlp, (x, *mlp.parts)),
+        (operators.decoder_layer, (x, *turns, mask, *window, *layer.parts)),
+    ):
         torch.library.opcheck(operator.default, given, test_utils=("test_schema", "test_faketensor"))
 
 

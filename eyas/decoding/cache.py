@@ -93,6 +93,9 @@ class SlotView:
         write_slots(*stored, keys, values, self._slots)
         return stored
 
+    def window(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        return *self._layers[layer], self._slots
+
 
 def committed_mask(lengths: Tensor, queries: int, keys: int) -> Tensor:
     """bool [B, queries, keys]: True where the key is one of the row's first `lengths[b]`; a fresh tensor."""

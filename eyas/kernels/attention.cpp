@@ -4,12 +4,13 @@
 // other queries, rows of the batch or threads. So a node of a draft tree gets the bits of plain decoding of its path.
 // Score: one chain of fused multiply-adds for each of 8 lanes, folded in a fixed order. Softmax: exact maximum, own
 // exponential, sums of 8 interleaved lanes. Result: one chain over the keys per element, divided by the sum at the end.
+#include "attention.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -18,27 +19,13 @@
 
 #define UNROLLED _Pragma("GCC unroll 8")  // loops over registers
 
+namespace eyas {
 namespace {
 
 constexpr int64_t kMaxHeads = 3;       // query heads of one key head that share a pass over its keys: 12 accumulators
 constexpr int64_t kMaxQueries = 8;     // queries that a task takes through the same keys
 constexpr int64_t kChunk = 64;         // keys at a time: they stay in L1 while the task's queries pass by
 constexpr int64_t kAhead = 16;         // keys from the one that is read to the one that is fetched
-constexpr int64_t kSmall = 1 << 15;    // multiply-adds that are not worth a second thread
-
-struct Strides {
-  int64_t batch, head, token;
-};
-
-struct Problem {
-  const float *q, *k, *v;
-  const bool* mask;
-  float* out;  // [B, Q, Hq, Dv]
-  Strides qs, ks, vs;
-  int64_t mask_batch, mask_query, mask_key;
-  int64_t heads, queries, keys, dim, value_dim;
-  float scale;
-};
 
 // What a task keeps about one of its queries.
 struct Query {
@@ -62,9 +49,14 @@ void gather_allowed(const bool* mask, int64_t stride, int64_t keys, Query& query
       uint64_t eight;
       std::memcpy(&eight, mask + key, 8);
       if (eight == 0) continue;
+      if (eight == kAll) {
+        for (int i = 0; i < 8; ++i) to[i] = static_cast<int32_t>(key + i);
+        to += 8;
+        continue;
+      }
       for (int i = 0; i < 8; ++i) {
         *to = static_cast<int32_t>(key + i);
-        to += eight == kAll || mask[key + i];
+        to += mask[key + i];
       }
     }
   for (; key < keys; ++key) {
@@ -81,7 +73,7 @@ void fetch_row(const float* row, int64_t dim) {
 // Scores of a query's HEADS vectors against its allowed keys number [begin, end). With `values`, keys are fetched ahead,
 // and the values that will be blended.
 template <int HEADS, int KEYS>
-void score(const Problem& p, Query& query, const float* keys, const float* values, int64_t begin, int64_t end) {
+void score(const Attention& p, Query& query, const float* keys, const float* values, int64_t begin, int64_t end) {
   const int64_t whole = p.dim / 8 * 8, tail = p.dim - whole, width = padded(p.dim);
   const float* vectors = query.vectors.data();
   for (int64_t i = begin; i < end; i += KEYS) {
@@ -140,7 +132,7 @@ float softmax(float* scores, int64_t count, int64_t pad, float scale) {
 // out[HEADS][first .. first + 8 VECS) += weight x value over the allowed keys number [begin, end); PARTIAL where the
 // value's last vector is not whole.
 template <int HEADS, int VECS, bool PARTIAL>
-void blend(const Problem& p, const Query& query, const float* values, int64_t begin, int64_t end, int64_t first) {
+void blend(const Attention& p, const Query& query, const float* values, int64_t begin, int64_t end, int64_t first) {
   const int64_t last = p.value_dim - first - 8 * (VECS - 1);
   const auto load = [&](const float* from, int j) __attribute__((always_inline)) {
     return PARTIAL && j == VECS - 1 ? load_some(from + 8 * j, last) : Vec8::load(from + 8 * j);
@@ -171,7 +163,7 @@ void blend(const Problem& p, const Query& query, const float* values, int64_t be
 
 // Queries [begin, end) of one batch row and HEADS neighbouring heads from `head` on that share the keys of head `kv`.
 template <int HEADS>
-void attend_block(const Problem& p, int64_t b, int64_t head, int64_t kv, int64_t begin, int64_t end, Query* queries) {
+void attend_block(const Attention& p, int64_t b, int64_t head, int64_t kv, int64_t begin, int64_t end, Query* queries) {
   const float* keys = p.k + b * p.ks.batch + kv * p.ks.head;
   const float* values = p.v + b * p.vs.batch + kv * p.vs.head;
   const int64_t width = padded(p.dim), n = end - begin;
@@ -216,30 +208,12 @@ void attend_block(const Problem& p, int64_t b, int64_t head, int64_t kv, int64_t
         for (int64_t d = 0; d < p.value_dim; ++d) queries[i].out[h * p.value_dim + d] *= inverse[i][h];
 }
 
-// Query heads [first, first + count) that one task computes together.
-struct Together {
-  int64_t first, count;
-};
-
-std::vector<Together> share_out(int64_t kv_heads, int64_t group, int64_t most) {
-  std::vector<Together> tiles;
-  for (int64_t kv = 0; kv < kv_heads; ++kv) {
-    int64_t left = group;
-    for (int64_t n = at::divup(group, most); n > 0; --n) {
-      const int64_t count = at::divup(left, n);
-      tiles.push_back({kv * group + group - left, count});
-      left -= count;
-    }
-  }
-  return tiles;
-}
-
 at::Tensor with_dense_rows(const at::Tensor& t) {
   TORCH_CHECK(t.scalar_type() == at::kFloat && t.dim() == 4, "attend wants float32 [B, heads, tokens, dim]");
   return t.stride(3) == 1 ? t : t.contiguous();
 }
 
-at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask,
+at::Tensor attend_tensors(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask,
                   double scale) {
   const at::Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
   TORCH_CHECK(mask.scalar_type() == at::kBool && mask.dim() == 4 && mask.size(1) == 1,
@@ -251,37 +225,40 @@ at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tens
   const at::Tensor m = mask.expand({batch, 1, queries, keys});
   at::Tensor out = at::empty({batch, queries, heads, v.size(3)}, q.options());
   const auto strides = [](const at::Tensor& t) { return Strides{t.stride(0), t.stride(1), t.stride(2)}; };
-  const Problem p{
+  const Attention problem{
       q.const_data_ptr<float>(), k.const_data_ptr<float>(), v.const_data_ptr<float>(), m.const_data_ptr<bool>(),
       out.mutable_data_ptr<float>(), strides(q), strides(k), strides(v), m.stride(0), m.stride(2), m.stride(3),
-      heads, queries, keys, q.size(3), v.size(3), static_cast<float>(scale)};
-
-  const int64_t group = heads / kv_heads, threads = at::get_num_threads();
-  const bool scarce = batch * kv_heads * queries < 4 * threads;  // then heads are spread too
-  const std::vector<Together> tiles = share_out(kv_heads, group, scarce ? 1 : kMaxHeads);
-  const int64_t sets = batch * static_cast<int64_t>(tiles.size());
-  const int64_t block = std::clamp<int64_t>(sets * queries / (3 * threads), 1, kMaxQueries);
-  const int64_t blocks = at::divup(queries, block);
-  const int64_t work = 1 + keys * (p.dim + p.value_dim) * block * (scarce ? 1 : std::min(group, kMaxHeads));
-  at::parallel_for(0, sets * blocks, std::max<int64_t>(1, kSmall / work), [&](int64_t begin, int64_t end) {
-    Query scratch[kMaxQueries];
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t set = task / blocks, b = set / static_cast<int64_t>(tiles.size());
-      const Together& t = tiles[static_cast<size_t>(set) % tiles.size()];
-      const int64_t from = task % blocks * block, to = std::min(queries, from + block), kv = t.first / group;
-      switch (t.count) {
-        case 1: attend_block<1>(p, b, t.first, kv, from, to, scratch); break;
-        case 2: attend_block<2>(p, b, t.first, kv, from, to, scratch); break;
-        default: attend_block<3>(p, b, t.first, kv, from, to, scratch);
-      }
-    }
-  });
+      batch, heads, kv_heads, queries, keys, q.size(3), v.size(3), static_cast<float>(scale)};
+  Team::together(problem.work(), [&](Team& team) { attend(team, problem); });
   return out;
 }
 
 }  // namespace
 
+// Neighbouring query heads that share keys, and neighbouring queries, make a task.
+void attend(Team& team, const Attention& p) {
+  const int64_t group = p.heads / p.kv_heads, threads = team.threads();
+  const bool scarce = p.batch * p.kv_heads * p.queries < 4 * threads;  // then heads are spread too
+  const int64_t tiles = at::divup(group, scarce ? 1 : kMaxHeads);      // of a key head
+  const int64_t sets = p.batch * p.kv_heads * tiles;
+  const int64_t block = std::clamp<int64_t>(sets * p.queries / (3 * threads), 1, kMaxQueries);
+  const int64_t blocks = at::divup(p.queries, block);
+  static thread_local Query scratch[kMaxQueries];
+  team.share(sets * blocks, 1, [&](int64_t task, int64_t) {
+    const int64_t set = task / blocks, tile = set % tiles, kv = set / tiles % p.kv_heads, b = set / tiles / p.kv_heads;
+    const int64_t first = tile * group / tiles, count = (tile + 1) * group / tiles - first, head = kv * group + first;
+    const int64_t from = task % blocks * block, to = std::min(p.queries, from + block);
+    switch (count) {
+      case 1: return attend_block<1>(p, b, head, kv, from, to, scratch);
+      case 2: return attend_block<2>(p, b, head, kv, from, to, scratch);
+      default: return attend_block<3>(p, b, head, kv, from, to, scratch);
+    }
+  });
+}
+
+}  // namespace eyas
+
 TORCH_LIBRARY_FRAGMENT(eyas, m) {
   m.def("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale) -> Tensor");
 }
-TORCH_LIBRARY_IMPL(eyas, CPU, m) { m.impl("attend", &attend); }
+TORCH_LIBRARY_IMPL(eyas, CPU, m) { m.impl("attend", &eyas::attend_tensors); }

@@ -1,101 +1,100 @@
-// A decoder layer around its attention, each side in one call: what lies between products is short, and the way from
-// Python to an operator takes as long as a product of a few rows.
-//
-// `project_heads`: norm, one product for q, k and v, norms of the heads, rotary embedding, one head after the other.
-// `gated_mlp`: norm, gate and up as one product, silu(gate) * up, down, residual.
-#include <tuple>
-#include <vector>
-
+// A gated MLP, and a whole decoder layer, in one call and one parallel region: what lies between products is short, and
+// the way from Python to an operator, or to another thread, takes as long as a product of a few rows.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include "ops.h"
+#include "attention.h"
+#include "heads.h"
+#include "linear.h"
 #include "rows.h"
 
 namespace eyas {
 namespace {
 
-constexpr int64_t kLargestHead = 1024;  // elements
+Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
-struct Rotary {
-  const float *cos, *sin;  // [batch, tokens, dim]
-  int64_t batch, token;    // strides
-};
-
-const float* vector_of(const Maybe& weight, int64_t width, const char* name) {
-  if (!weight) return nullptr;
-  TORCH_CHECK(weight->scalar_type() == at::kFloat && weight->dim() == 1 && weight->size(0) == width &&
-              weight->is_contiguous(), name, " wants float32 [", width, "]");
-  return weight->const_data_ptr<float>();
-}
-
-// x cos + (-second half, first half) sin for one head of `dim` elements.
-void rotate(const float* x, const float* cos, const float* sin, int64_t dim, float* to) {
-  const int64_t half = dim / 2;
-  vectors(half, [&](int64_t i, int64_t count) {
-    const Vec8 a = load(x + i, count), b = load(x + half + i, count);
-    const Vec8 minus = b * Vec8::all(-1.f);
-    store(fma(a, load(cos + i, count), minus * load(sin + i, count)), to + i, count);
-    store(fma(b, load(cos + half + i, count), a * load(sin + half + i, count)), to + half + i, count);
+// down(silu(gate(x)) * up(x)); panels of gate and up take turns in `gate_up`.
+at::Tensor gated_mlp(const at::Tensor& input, const at::Tensor& gate_up, const Maybe& gate_up_scale, const Maybe& gate_up_bias,
+                     const at::Tensor& down, const Maybe& down_scale, const Maybe& down_bias) {
+  TORCH_CHECK(input.scalar_type() == at::kFloat && input.dim() >= 1, "gated_mlp wants float32 [..., n]");
+  const int64_t width = input.size(-1), inner = down.size(1), rows = width ? input.numel() / width : 0;
+  const Packed first(gate_up, gate_up_scale, gate_up_bias, width, gate_up.size(0) * gate_up.size(2));
+  const Packed second(down, down_scale, down_bias, inner, width);
+  const at::Tensor x = input.contiguous();
+  at::Tensor y = at::empty_like(x), gated = at::empty({rows, inner}, x.options());
+  Team::together(3 * rows * inner * width, [&](Team& team) {
+    multiply_gated(team, first, x.const_data_ptr<float>(), rows, inner, gated.mutable_data_ptr<float>());
+    team.wait();
+    multiply(team, second, gated.const_data_ptr<float>(), rows, nullptr, y.mutable_data_ptr<float>());
   });
+  return y;
 }
 
-// qkv [B, Q, (Hq + 2 Hkv) D] -> q [B, Hq, Q, D], k and v [B, Hkv, Q, D]; q and k normed where there are weights, rotated.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> split(
-    const at::Tensor& qkv, const float* q_norm, const float* k_norm, float eps, const Rotary& rotary, int64_t heads,
-    int64_t kv_heads) {
-  const int64_t batch = qkv.size(0), tokens = qkv.size(1), all = heads + 2 * kv_heads, dim = qkv.size(2) / all;
-  at::Tensor q = at::empty({batch, heads, tokens, dim}, qkv.options());
-  at::Tensor k = at::empty({batch, kv_heads, tokens, dim}, qkv.options()), v = at::empty_like(k);
-  const float* from = qkv.const_data_ptr<float>();
-  float *qs = q.mutable_data_ptr<float>(), *ks = k.mutable_data_ptr<float>(), *vs = v.mutable_data_ptr<float>();
-  rows_in_parallel(batch * tokens, qkv.size(2), [&](int64_t row) {
-    const int64_t b = row / tokens, t = row % tokens, at = b * rotary.batch + t * rotary.token;
-    const float* in = from + row * qkv.size(2);
-    const auto turn = [&](float* to, int64_t count, const float* norm) {
-      for (int64_t h = 0; h < count; ++h, in += dim) {
-        float* head = to + ((b * count + h) * tokens + t) * dim;
-        if (norm) {
-          float normed[kLargestHead];
-          norm_row(in, norm, dim, eps, normed);
-          rotate(normed, rotary.cos + at, rotary.sin + at, dim, head);
-        } else {
-          rotate(in, rotary.cos + at, rotary.sin + at, dim, head);
-        }
-      }
-    };
-    turn(qs, heads, q_norm);
-    turn(ks, kv_heads, k_norm);
-    for (int64_t h = 0; h < kv_heads; ++h, in += dim) std::copy_n(in, dim, vs + ((b * kv_heads + h) * tokens + t) * dim);
+// x + attention(norm(x)), and then x + mlp(norm(x)), for x [B, Q, n]. Keys and values are written to `keys` and `values`
+// [B, Hkv, K, D] at `slots` [B, Q], and the queries look at all of them that `mask` [B or 1, 1, Q or 1, K] allows.
+at::Tensor decoder_layer(
+    const at::Tensor& input, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& mask, const at::Tensor& keys,
+    const at::Tensor& values, const at::Tensor& slots, const at::Tensor& norm, double eps, const at::Tensor& qkv,
+    const Maybe& qkv_scale, const Maybe& qkv_bias, const Maybe& q_norm, const Maybe& k_norm, double head_eps, double scale,
+    const at::Tensor& o, const Maybe& o_scale, const Maybe& o_bias, const at::Tensor& mlp_norm, double mlp_eps,
+    const at::Tensor& gate_up, const Maybe& gate_up_scale, const Maybe& gate_up_bias, const at::Tensor& down,
+    const Maybe& down_scale, const Maybe& down_bias) {
+  TORCH_CHECK(input.scalar_type() == at::kFloat && input.dim() == 3, "decoder_layer wants float32 [B, Q, n]");
+  for (const at::Tensor& kept : {keys, values})
+    TORCH_CHECK(kept.scalar_type() == at::kFloat && kept.dim() == 4 && kept.sizes() == keys.sizes() &&
+                kept.size(0) == input.size(0) && kept.stride(3) == 1,
+                "decoder_layer wants keys and values float32 [B, heads, K, D], got ", kept.sizes());
+  const int64_t batch = input.size(0), tokens = input.size(1), width = input.size(2), rows = batch * tokens;
+  const int64_t kv_heads = keys.size(1), length = keys.size(2), dim = keys.size(3);
+  const int64_t heads = o.size(1) / dim, all = heads + 2 * kv_heads, inner = down.size(1);
+  TORCH_CHECK(heads * dim == o.size(1) && heads % kv_heads == 0, "decoder_layer: ", kv_heads, " heads of keys do not fit");
+  TORCH_CHECK(mask.scalar_type() == at::kBool && mask.dim() == 4 && mask.size(1) == 1,
+              "decoder_layer wants a mask bool [B, 1, Q, K]");
+  TORCH_CHECK(slots.scalar_type() == at::kLong && slots.dim() == 2 && slots.size(0) == batch && slots.size(1) == tokens,
+              "decoder_layer wants slots int64 [B, Q], got ", slots.sizes());
+  const at::Tensor x = input.contiguous(), m = mask.expand({batch, 1, tokens, length}), places = slots.contiguous();
+  const int64_t* slot = places.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < rows; ++i)
+    TORCH_CHECK_INDEX(0 <= slot[i] && slot[i] < length, "decoder_layer: slot ", slot[i], " of ", length);
+
+  const Packed w_qkv(qkv, qkv_scale, qkv_bias, width, all * dim), w_o(o, o_scale, o_bias, heads * dim, width);
+  const Packed w_gate_up(gate_up, gate_up_scale, gate_up_bias, width, gate_up.size(0) * gate_up.size(2));
+  const Packed w_down(down, down_scale, down_bias, inner, width);
+  const Rotary rotary(cos, sin, batch, tokens, dim);
+  const float *first_norm = vector_of(norm, width, "norm"), *second_norm = vector_of(mlp_norm, width, "norm");
+  at::Tensor y = at::empty_like(x);
+  const at::Tensor scratch = at::empty({rows * (2 * width + all * dim + heads * dim + inner)}, x.options());
+  float* normed = scratch.mutable_data_ptr<float>();
+  float *middle = normed + rows * width, *told = middle + rows * width;
+  float *attended = told + rows * all * dim, *gated = attended + rows * heads * dim;
+  const float* in = x.const_data_ptr<float>();
+  float *out = y.mutable_data_ptr<float>(), *k = keys.mutable_data_ptr<float>(), *v = values.mutable_data_ptr<float>();
+
+  const Strides qs{tokens * all * dim, dim, all * dim}, ks = strides_of(keys), vs = strides_of(values);
+  const Heads split{told, vector_of(q_norm, dim, "q_norm"), vector_of(k_norm, dim, "k_norm"), static_cast<float>(head_eps),
+                    told, k, v, qs, ks, vs, slot, batch, tokens, heads, kv_heads, dim};
+  const Attention attention{told, k, v, m.const_data_ptr<bool>(), attended, qs, ks, vs, m.stride(0), m.stride(2), m.stride(3),
+                            batch, heads, kv_heads, tokens, length, dim, dim, static_cast<float>(scale)};
+  const int64_t work = rows * width * (all * dim + heads * dim + 3 * inner);
+  Team::together(work, [&](Team& team) {
+    norm_rows(team, in, first_norm, rows, width, static_cast<float>(eps), normed);
+    team.wait();
+    multiply(team, w_qkv, normed, rows, nullptr, told);
+    team.wait();
+    turn(team, split, rotary);
+    team.wait();
+    attend(team, attention);
+    team.wait();
+    multiply(team, w_o, attended, rows, in, middle);
+    team.wait();
+    norm_rows(team, middle, second_norm, rows, width, static_cast<float>(mlp_eps), normed);
+    team.wait();
+    multiply_gated(team, w_gate_up, normed, rows, inner, gated);
+    team.wait();
+    multiply(team, w_down, gated, rows, middle, out);
   });
-  return {q, k, v};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> project_heads(
-    const at::Tensor& x, const Maybe& norm, double eps, const at::Tensor& packed, const Maybe& scale, const Maybe& bias,
-    const Maybe& q_norm, const Maybe& k_norm, double head_eps, const at::Tensor& cosine, const at::Tensor& sine,
-    int64_t heads, int64_t kv_heads, int64_t dim) {
-  TORCH_CHECK(x.dim() == 3 && dim > 0 && dim % 2 == 0 && dim <= kLargestHead,
-              "project_heads wants [B, Q, n] and an even head size of at most ", kLargestHead);
-  const std::vector<int64_t> turns{x.size(0), x.size(1), dim};
-  TORCH_CHECK(cosine.scalar_type() == at::kFloat && sine.scalar_type() == at::kFloat && cosine.size(-1) == dim,
-              "project_heads wants float32 cosines and sines [B, Q, ", dim, "], got ", cosine.sizes());
-  const at::Tensor cos = cosine.contiguous().expand(turns), sin = sine.contiguous().expand(turns);
-  const Rotary rotary{cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), cos.stride(0), cos.stride(1)};
-  const float *q_weight = vector_of(q_norm, dim, "q_norm"), *k_weight = vector_of(k_norm, dim, "k_norm");
-  const at::Tensor qkv = packed_linear(norm ? rms_norm(x, *norm, eps) : x, packed, scale, bias, std::nullopt,
-                                       (heads + 2 * kv_heads) * dim);
-  return split(qkv, q_weight, k_weight, static_cast<float>(head_eps), rotary, heads, kv_heads);
-}
-
-at::Tensor gated_mlp(
-    const at::Tensor& x, const Maybe& norm, double eps, const at::Tensor& gate_up, const Maybe& gate_up_scale,
-    const Maybe& gate_up_bias, const at::Tensor& down, const Maybe& down_scale, const Maybe& down_bias, bool residual) {
-  const int64_t inner = down.size(1), width = x.size(-1);
-  const at::Tensor in = norm ? rms_norm(x, *norm, eps) : x;
-  const at::Tensor gated = silu_gate(packed_linear(in, gate_up, gate_up_scale, gate_up_bias, std::nullopt, 2 * inner));
-  return packed_linear(gated, down, down_scale, down_bias, residual ? Maybe(x) : std::nullopt, width);
+  return y;
 }
 
 }  // namespace
@@ -103,13 +102,16 @@ at::Tensor gated_mlp(
 
 TORCH_LIBRARY_FRAGMENT(eyas, m) {
   m.def(
-      "project_heads(Tensor x, Tensor? norm, float eps, Tensor packed, Tensor? scale, Tensor? bias, Tensor? q_norm, "
-      "Tensor? k_norm, float head_eps, Tensor cos, Tensor sin, int heads, int kv_heads, int dim) -> (Tensor, Tensor, Tensor)");
+      "gated_mlp(Tensor x, Tensor gate_up, Tensor? gate_up_scale, Tensor? gate_up_bias, Tensor down, Tensor? down_scale, "
+      "Tensor? down_bias) -> Tensor");
   m.def(
-      "gated_mlp(Tensor x, Tensor? norm, float eps, Tensor gate_up, Tensor? gate_up_scale, Tensor? gate_up_bias, "
-      "Tensor down, Tensor? down_scale, Tensor? down_bias, bool residual) -> Tensor");
+      "decoder_layer(Tensor x, Tensor cos, Tensor sin, Tensor mask, Tensor(a!) keys, Tensor(b!) values, Tensor slots, "
+      "Tensor norm, float eps, Tensor qkv, Tensor? qkv_scale, Tensor? qkv_bias, Tensor? q_norm, Tensor? k_norm, "
+      "float head_eps, float scale, Tensor o, Tensor? o_scale, Tensor? o_bias, Tensor mlp_norm, float mlp_eps, "
+      "Tensor gate_up, Tensor? gate_up_scale, Tensor? gate_up_bias, Tensor down, Tensor? down_scale, Tensor? down_bias) "
+      "-> Tensor");
 }
 TORCH_LIBRARY_IMPL(eyas, CPU, m) {
-  m.impl("project_heads", &eyas::project_heads);
   m.impl("gated_mlp", &eyas::gated_mlp);
+  m.impl("decoder_layer", &eyas::decoder_layer);
 }

@@ -25,8 +25,8 @@ from eyas.files import cache_dir
 from eyas.progress import console
 
 HERE = Path(__file__).parent
-SOURCES = [HERE / f"{name}.cpp" for name in ("linear", "attention", "pointwise", "blocks", "cache")]
-HEADERS = [HERE / f"{name}.h" for name in ("ops", "rows", "vec")]
+SOURCES = [HERE / f"{name}.cpp" for name in ("linear", "norm", "heads", "attention", "blocks", "cache")]
+HEADERS = [HERE / f"{name}.h" for name in ("team", "vec", "rows", "linear", "heads", "attention")]
 Maybe = Tensor | None
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 
@@ -125,6 +125,8 @@ def _register_fakes() -> None:
     def _(keys_to: Tensor, values_to: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         return None
 
-    @torch.library.register_fake("eyas::gated_mlp")
-    def _(x: Tensor, *parts: Any) -> Tensor:
-        return x.new_empty(x.shape)
+    for name in ("gated_mlp", "decoder_layer"):
+
+        @torch.library.register_fake(f"eyas::{name}")
+        def _(x: Tensor, *parts: Any) -> Tensor:
+            return x.new_empty(x.shape)

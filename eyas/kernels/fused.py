@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.kernels.attention import attend
-from eyas.kernels.linear import PackedLinear, Packing
+from eyas.kernels.linear import PANEL, PackedLinear, Packing
 
 
 class FusedNorm(nn.Module):
@@ -38,16 +38,17 @@ class FusedMLP(nn.Module):
 
     def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, weights: Packing) -> None:
         super().__init__()
-        self.gate_up = joined([gate, up], weights)
+        self.gate_up = woven(gate, up, weights)
         self.down = PackedLinear(down.weight, down.bias, weights)
         self._mlp = torch.ops.eyas.gated_mlp.default
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._mlp(x, None, 0.0, *self.gate_up.parts, *self.down.parts, False)
+    @property
+    def parts(self) -> tuple[Tensor | None, ...]:
+        """The parts of both products, as the operators take them."""
+        return *self.gate_up.parts, *self.down.parts
 
-    def after(self, norm: FusedNorm, x: Tensor) -> Tensor:
-        """x + mlp(norm(x))."""
-        return self._mlp(x, *norm.parts, *self.gate_up.parts, *self.down.parts, True)
+    def forward(self, x: Tensor) -> Tensor:
+        return self._mlp(x, *self.parts)
 
 
 class FusedAttention(nn.Module):
@@ -69,26 +70,23 @@ class FusedAttention(nn.Module):
         self.head_eps = 0.0 if norms[0] is None else eps_of(norms[0])
         self._project = torch.ops.eyas.project_heads.default
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What the operators take after the tensors of a forward: parts of both products, norms of the heads, scale."""
+        return *self.qkv.parts, self.q_norm, self.k_norm, self.head_eps, self.scaling, *self.o_proj.parts
+
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor,
         cache: Any = None, **_: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        attended = self._attended(hidden_states, (None, 0.0), position_embeddings, attention_mask, cache)
-        return self.o_proj(attended), None
-
-    def after(self, norm: FusedNorm, x: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor, cache: Any) -> Tensor:
-        """x + attention(norm(x))."""
-        return self.o_proj(self._attended(x, norm.parts, turns, mask, cache), x)
-
-    def _attended(
-        self, x: Tensor, norm: tuple[Tensor | None, float], turns: tuple[Tensor, Tensor], mask: Tensor, cache: Any
-    ) -> Tensor:
         queries, keys, values = self._project(
-            x, *norm, *self.qkv.parts, self.q_norm, self.k_norm, self.head_eps, *turns, self.heads, self.kv_heads, self.head_dim
-        )
+            hidden_states, *self.qkv.parts, self.q_norm, self.k_norm, self.head_eps, *position_embeddings,
+            self.heads, self.kv_heads, self.head_dim,
+        )  # fmt: skip
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
-        return attend(queries, keys, values, mask, self.scaling).flatten(2)  # [B, Q, heads * head_dim]
+        attended = attend(queries, keys, values, attention_mask, self.scaling)  # [B, Q, heads, head_dim]
+        return self.o_proj(attended.flatten(2)), None
 
 
 class FusedRotary(nn.Module):
@@ -114,24 +112,53 @@ class FusedRotary(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """A decoder layer, x + attention(norm(x)) and then x + mlp(norm(x)), given what transformers gives such a layer."""
+    """A decoder layer, x + attention(norm(x)) and then x + mlp(norm(x)), given what transformers gives such a layer.
+
+    `cache`, where there is one, tells where the layer's keys and values lie and belong (`eyas.target.CacheView.window`): the
+    one operator that a layer is writes and reads them in place.
+    """
 
     def __init__(self, first: FusedNorm, attention: FusedAttention, second: FusedNorm, mlp: FusedMLP) -> None:
         super().__init__()
         self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp = first, attention, second, mlp
+        norms = first.parts, second.parts
+        self.parts = (*norms[0], *attention.parts, *norms[1], *mlp.parts)  # what the operator takes after a forward's tensors
+        self._layer = torch.ops.eyas.decoder_layer.default
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor, position_embeddings: tuple[Tensor, Tensor],
         cache: Any = None, **_: Any,
     ) -> Tensor:  # fmt: skip
-        x = self.self_attn.after(self.input_layernorm, hidden_states, position_embeddings, attention_mask, cache)
-        return self.mlp.after(self.post_attention_layernorm, x)
+        window = None if cache is None else cache.window(self.self_attn.layer_idx)
+        return self._layer(
+            hidden_states, *position_embeddings, attention_mask, *(window or self._own_window(hidden_states)), *self.parts
+        )
+
+    def _own_window(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and slots of a forward that keeps nothing: x [B, Q, n] looks at itself."""
+        own, (batch, queries, _) = self.self_attn, x.shape
+        keys, values = x.new_empty(2, batch, own.kv_heads, queries, own.head_dim).unbind()
+        return keys, values, torch.arange(queries).expand(batch, queries)
 
 
 def joined(layers: list[nn.Linear], weights: Packing) -> PackedLinear:
     """Layers that read the same input as one product, their outputs side by side."""
     biases = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
     return PackedLinear(torch.cat([layer.weight for layer in layers]), biases, weights)
+
+
+def woven(gate: nn.Linear, up: nn.Linear, weights: Packing) -> PackedLinear:
+    """Two layers as one product, whose panels of outputs they take turns in: both halves of a gate are ready together."""
+
+    def panels(tensor: Tensor) -> Tensor:
+        rest = -len(tensor) % PANEL
+        return nn.functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, rest)).unflatten(0, (-1, PANEL))
+
+    def turns(first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack([panels(first), panels(second)], dim=1).flatten(0, 2)  # [2 panels * 16, ...]
+
+    biases = None if gate.bias is None else turns(gate.bias, up.bias)
+    return PackedLinear(turns(gate.weight, up.weight), biases, weights)
 
 
 def eps_of(norm: nn.Module) -> float:

@@ -4,11 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include <ATen/Parallel.h>
-
+#include "team.h"
 #include "vec.h"
-
-constexpr int64_t kSmallRows = 1 << 13;  // elements that are not worth a second thread
 
 // Calls visit(offset, count) for the vectors of a row; count is 8 but for the last.
 template <typename F>
@@ -20,14 +17,6 @@ static inline void vectors(int64_t width, F visit) {
 
 static inline Vec8 load(const float* p, int64_t count) { return count == 8 ? Vec8::load(p) : load_some(p, count); }
 static inline void store(Vec8 a, float* p, int64_t count) { count == 8 ? a.store(p) : store_some(a, p, count); }
-
-template <typename F>
-static inline void rows_in_parallel(int64_t rows, int64_t width, F visit) {
-  const int64_t grain = std::max<int64_t>(1, kSmallRows / (width + 1));
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) visit(row);
-  });
-}
 
 // weight * x / sqrt(mean(x^2) + eps) of one row; `to` may be `x`.
 static inline void norm_row(const float* x, const float* weight, int64_t width, float eps, float* to) {
@@ -42,4 +31,9 @@ static inline void norm_row(const float* x, const float* weight, int64_t width, 
   vectors(width, [&](int64_t i, int64_t count) {
     store(load(weight + i, count) * (load(x + i, count) * factor), to + i, count);
   });
+}
+
+// y [rows, width] = weight * x / sqrt(mean(x^2) + eps). A step.
+static inline void norm_rows(Team& team, const float* x, const float* weight, int64_t rows, int64_t width, float eps, float* y) {
+  team.share(rows, 1, [&](int64_t row, int64_t) { norm_row(x + row * width, weight, width, eps, y + row * width); });
 }
