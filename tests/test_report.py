@@ -23,7 +23,7 @@ from eyas.bench.items import Item
 from eyas.bench.page import html, write_html
 from eyas.bench.plots import smooth
 from eyas.bench.race import Rules, race
-from eyas.bench.report import sample_text, span, table
+from eyas.bench.report import sample_text, span, summary, table
 from eyas.bench.training_log import read_training_log
 from eyas.cli import generate as generate_command
 from eyas.cli.app import app
@@ -214,6 +214,22 @@ def test_page_stands_alone(report: RaceReport, tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in text and "@media print" in text
     assert not re.search(r"#0000[ef]\d", text)  # every reserved colour became one of the page's
     assert "1.70" in text  # the last evaluation
+
+
+def test_page_and_summary_of_a_grid(report: RaceReport, tmp_path: Path) -> None:
+    warm = report.model_copy(deep=True, update={"conditions": report.conditions.model_copy(update={"batch": 4})})
+    several = grid(report, warm)
+    several.planned.append((1.0, 1))
+    page = Page()
+    page.feed(html(several))
+    assert page.open == [] and page.loads == []
+    assert len(page.ids) == len(set(page.ids))
+    text = html(several)
+    assert text.count("<details") == 4 and "All races" in text and "Speed-up by batch size" in text
+    assert "the best of 2 races" in text and "interrupted before all" in text
+    shown = printed(summary(several), 100)
+    assert re.search(r"0 +1 +plain .*\n +EAGLE-3 .*yes\n0 +4 +plain", shown)
+    assert "not run to the end: T 1 at batch 1" in shown and "T 0, batch 4: noise" in shown
 
 
 def test_page_escapes_what_it_quotes(report: RaceReport) -> None:

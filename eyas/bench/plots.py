@@ -154,9 +154,7 @@ def sweep(found: Sweep) -> list[str]:
             own = [cells[tree, size] for size in at]
             by_speed.plot(at, [c.tokens_per_s.value for c in own], color=colour, linewidth=1.6, marker="o", markersize=5)
             by_ratio.plot(at, [c.speedup.value for c in own], color=colour, linewidth=1.6, marker="o", markersize=5)
-            predicted = [c.predicted for c in own if c.predicted is not None]
-            if len(predicted) == len(own):
-                by_ratio.plot(at, predicted, color=colour, linewidth=1.4, linestyle="--")
+            by_ratio.plot(at, [c.predicted for c in own], color=colour, linewidth=1.4, linestyle="--")
         plain = [next(c.tokens_per_s.value / c.speedup.value for c in found.cells if c.batch == size) for size in sizes]
         by_speed.plot(sizes, plain, color=SERIES[0], linewidth=1.6, marker="o", markersize=5)
         by_ratio.axhline(1, color=SERIES[0], linewidth=1.6)

@@ -12,7 +12,7 @@ forwards, in sampling and bookkeeping, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -57,22 +57,23 @@ class ForwardTimes(BaseModel):
 
 
 class Cell(BaseModel):
-    """One tree at one batch size; nothing is predicted of the planner, whose trees change."""
+    """One tree at one batch size. Of the planner, whose trees change, the best of the other trees or plain decoding is
+    predicted."""
 
     tree: str
     batch: int
     tokens_per_s: Interval
     speedup: Interval
     tau: float
-    predicted: float | None
+    predicted: float
 
 
 class BreakEven(BaseModel):
-    """The largest batch at which a tree is not slower than plain decoding; 0 = it never pays, None = nothing to go by."""
+    """The largest batch at which a tree is not slower than plain decoding; 0 = it never pays."""
 
     tree: str
     measured: int
-    predicted: int | None
+    predicted: int
     elsewhere: int | None = None
 
 
@@ -109,6 +110,13 @@ def speedup(costs: Costs, tree: Tree, rows: int, tau: float) -> float:
     return tau * costs.of(rows, 1, 0).forward[0] / round_seconds(costs, tree, rows)
 
 
+def speedups(costs: Costs, trees: Mapping[str, Tree | None], rows: int, taus: Mapping[str, float]) -> dict[str, float]:
+    """The predicted speed-up of each of `trees`; of the planner (None) that of the best of them, or 1."""
+    found = {name: speedup(costs, tree, rows, taus[name]) for name, tree in trees.items() if tree is not None}
+    best = max(found.values(), default=1.0)
+    return {name: found.get(name, max(best, 1.0)) for name in trees}
+
+
 def pays_up_to(batches: Sequence[int], speedups: Sequence[float]) -> int:
     """The largest of the ascending `batches` whose speed-up is 1 or more; 0 where there is none."""
     return max((batch for batch, value in zip(batches, speedups, strict=True) if value >= 1), default=0)
@@ -118,3 +126,9 @@ def break_even(costs: Costs, tree: Tree, tau: float) -> int:
     """The largest batch, up to the largest that forwards were timed for, at which `tree` is predicted to pay."""
     batches = range(1, max(costs.target) + 1)
     return pays_up_to(batches, [speedup(costs, tree, batch, tau) for batch in batches])
+
+
+def break_evens(costs: Costs, trees: Mapping[str, Tree | None], taus: Mapping[str, float]) -> dict[str, int]:
+    """The break-even batch of each of `trees`; of the planner (None) the largest of them."""
+    found = {name: break_even(costs, tree, taus[name]) for name, tree in trees.items() if tree is not None}
+    return {name: found.get(name, max(found.values(), default=0)) for name in trees}

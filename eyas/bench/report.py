@@ -66,14 +66,14 @@ def title(race: RaceReport) -> Text:
 
 def summary(report: Report) -> RenderableType:
     """All races of a report in one table: speed-up and tau of every drafter, and whether its tokens were plain's."""
-    names = list(report.races[0].speculative)
-    shown = _columns(["T", "batch", "plain", *[column for name in names for column in (name, "tau", "identical")]], False)
+    shown = _columns(["T", "batch", "drafter", "tokens/s", "speed-up", "tau", "identical"], False)
     for race in report.races:
-        cells = [f"{race.cell[0]:g}", str(race.cell[1]), f"{race.drafters[PLAIN].tokens_per_s.value:.1f} tokens/s"]
-        for name in names:
-            told = race.drafters[name]
-            cells += [span(told.speedup), f"{told.tau.value:.2f}", _told(told)["same"]]
-        shown.add_row(*map(Text, cells))
+        cell = [f"{race.cell[0]:g}", str(race.cell[1])]
+        for name, f in race.drafters.items():
+            told = _told(f)
+            speedup, same = ("1", "-") if name == PLAIN else (told["speedup"], told["same"])
+            shown.add_row(*map(Text, [*cell, name, told["speed"], speedup, f"{f.tau.value:.2f}", same]))
+            cell = ["", ""]
     first = report.races[0]
     lines = [_told_conditions(first, ("T", "batch")), *_drafters(first)]
     lines += [f"{title(race)}: {line}" for race in report.races for line in remarks(race)]

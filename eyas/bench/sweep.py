@@ -15,7 +15,7 @@ from eyas.bench.arithmetic import tau_of
 from eyas.bench.contestants import Contestant, enter
 from eyas.bench.figures import PLAIN, RaceReport
 from eyas.bench.grid import Report
-from eyas.bench.prediction import BreakEven, Cell, ForwardTimes, Sweep, break_even, pays_up_to, speedup
+from eyas.bench.prediction import BreakEven, Cell, ForwardTimes, Sweep, break_evens, pays_up_to, speedups
 from eyas.bench.report import span
 from eyas.bench.run import Plan, run_bench
 from eyas.decoding.costs import CONTEXT, Bench, measured
@@ -31,7 +31,8 @@ ROOM = CONTEXT + 64  # tokens of the texts behind which forwards are timed
 
 RULE = (
     "predicted: tau x a forward's seconds / a round's seconds, from forwards timed alone; what a round does beside forwards is "
-    "left out. Break-even: the largest batch at which speculation is not slower than plain decoding"
+    "left out; of auto the best of the other trees is predicted. Break-even: the largest batch at which speculation is not "
+    "slower than plain decoding"
 )
 
 
@@ -89,41 +90,52 @@ def analysed(
     batches = [race.cell[1] for race in races]
     trees = {c.name: c.tree for c in contestants if c.source != PLAIN}
     taus = {name: tau_of(row.runs[name] for race in races for row in race.rows) for name in trees}
+    predicted = {batch: speedups(here.costs, trees, batch, taus) for batch in batches}
     cells = [
         Cell(
-            tree=name, batch=race.cell[1], tokens_per_s=race.drafters[name].tokens_per_s,
-            speedup=race.drafters[name].speedup, tau=race.drafters[name].tau.value,
-            predicted=speedup(here.costs, shape, race.cell[1], taus[name]) if shape else None,
+            tree=name,
+            batch=race.cell[1],
+            tokens_per_s=race.drafters[name].tokens_per_s,
+            speedup=race.drafters[name].speedup,
+            tau=race.drafters[name].tau.value,
+            predicted=predicted[race.cell[1]][name],
         )
-        for name, shape in trees.items() for race in races
-    ]  # fmt: skip
-    found = Sweep(
-        drafter=drafter.name, temperature=races[0].cell[0], batches=batches, trees=list(trees), cells=cells, here=here,
+        for name in trees
+        for race in races
+    ]
+    evens = break_evens(here.costs, trees, taus)
+    far: dict[str, int] = {}
+    far_speedups: dict[int, dict[str, float]] = {}
+    if elsewhere is not None:
+        far = break_evens(elsewhere.costs, trees, taus)
+        sizes = sorted({*batches, *elsewhere.costs.target})
+        far_speedups = {batch: speedups(elsewhere.costs, trees, batch, taus) for batch in sizes}
+    return Sweep(
+        drafter=drafter.name,
+        temperature=races[0].cell[0],
+        batches=batches,
+        trees=list(trees),
+        cells=cells,
         break_even=[
             BreakEven(
                 tree=name,
                 measured=pays_up_to(batches, [c.speedup.value for c in cells if c.tree == name]),
-                predicted=break_even(here.costs, shape, taus[name]) if shape else None,
-                elsewhere=break_even(elsewhere.costs, shape, taus[name]) if shape and elsewhere else None,
+                predicted=evens[name],
+                elsewhere=far.get(name),
             )
-            for name, shape in trees.items()
+            for name in trees
         ],
-    )  # fmt: skip
-    if elsewhere is not None:
-        found.elsewhere = elsewhere
-        found.predicted_elsewhere = {
-            name: {batch: speedup(elsewhere.costs, shape, batch, taus[name])
-                for batch in sorted({*batches, *elsewhere.costs.target})}
-            for name, shape in trees.items() if shape
-        }  # fmt: skip
-    return found
+        here=here,
+        elsewhere=elsewhere,
+        predicted_elsewhere={name: {batch: found[name] for batch, found in far_speedups.items()} for name in trees if far},
+    )
 
 
 def sweep_table(sweep: Sweep) -> RenderableType:
     """The sweep for a terminal: tokens/s, speed-up and prediction by batch and tree, then the break-even batches."""
     shown = _columns("tree", "batch", "tokens/s", "tau", "speed-up", "predicted", "off by")
     for cell in sweep.cells:
-        told = ["-", "-"] if cell.predicted is None else [f"{cell.predicted:.2f}x", f"{100 * _off(cell):+.0f} %"]
+        told = [f"{cell.predicted:.2f}x", f"{100 * (cell.predicted / cell.speedup.value - 1):+.0f} %"]
         speed = [f"{cell.tokens_per_s.value:.1f}", f"{cell.tau:.2f}", span(cell.speedup)]
         shown.add_row(*map(Text, [cell.tree, str(cell.batch), *speed, *told]))
     evens = _columns("break-even batch", "measured", "predicted", *(["elsewhere"] if sweep.elsewhere else []))
@@ -142,9 +154,3 @@ def _columns(first: str, *others: str) -> Table:
     for name in others:
         shown.add_column(name, justify="right", no_wrap=True)
     return shown
-
-
-def _off(cell: Cell) -> float:
-    """How far the prediction is from what was measured, as a share of it."""
-    assert cell.predicted is not None
-    return cell.predicted / cell.speedup.value - 1
