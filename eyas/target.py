@@ -1,12 +1,13 @@
 """The frozen target LLM: loading, taps, logits. The only module that touches transformers' model internals.
 
 A target is any causal LM that transformers knows, unforked. A draft tree is verified with a 4-D attention mask, explicit
-positions and a cache view of our own (`CacheView`); the taps are caught by hooks at the entrance of three decoder layers
-and equal Hugging Face's `hidden_states[i]` (raw, un-normed).
+positions and a cache view of our own (`CacheView`). Taps equal Hugging Face's `hidden_states[i]`: caught by hooks, the raw
+state entering layer i; tap L of a target of L layers is the final, normed state.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable
@@ -53,7 +54,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """`hidden` [B, Q, H]: final, normed state. `taps` [B, Q, 3H]: low, middle and high tap, raw."""
+    """`hidden` [B, Q, H]: final, normed state. `taps` [B, Q, nH]: the target's taps side by side."""
 
     hidden: Tensor
     taps: Tensor
@@ -172,7 +173,8 @@ class Target:
         if not hasattr(self._base, "layers") or norm is None:
             raise EyasError(f"target '{name}' is of the family '{config.model_type}', whose layers eyas does not know")
         self._head: Any = model.get_output_embeddings()
-        self._caught: dict[int, Tensor] = {}
+        self._caught: dict[int, Tensor] = {}  # of the layers watched, for all targets that share the model
+        self._watched: set[int] = set()
         hooks = self._watch_taps()
         model.set_attn_implementation(INTERFACE)
         self._window: int | None = getattr(config, "sliding_window", None)
@@ -191,7 +193,17 @@ class Target:
             self._head = model.get_output_embeddings()
             for hook in hooks:  # of layers that may have been replaced
                 hook.remove()
+            self._watched.clear()
             self._watch_taps()
+
+    def tapped(self, taps: tuple[int, ...]) -> Target:
+        """This target, the very model, read at other taps. Raises EyasError for taps that it has not."""
+        if taps == self.tap_ids:
+            return self
+        other = copy.copy(self)
+        other.tap_ids = _checked_taps(taps, self.num_layers)
+        other._watch_taps()
+        return other
 
     @classmethod
     def load(
@@ -235,9 +247,10 @@ class Target:
             masks = {"full_attention": mask, "sliding_attention": mask & near} if self._mask_by_kind else mask & near
         cache = _ViewAsCache(view, self.device)
         out = self._base(input_ids=ids, position_ids=positions, attention_mask=masks, cache=cache, use_cache=True)
-        taps = torch.cat([self._caught[i].to(self.device) for i in self.tap_ids], dim=-1)  # [B, Q, 3H]
+        hidden = out.last_hidden_state.to(self.device)
+        states = {**self._caught, self.num_layers: hidden}
         self._caught.clear()
-        return TargetOutput(out.last_hidden_state.to(self.device), taps)
+        return TargetOutput(hidden, torch.cat([states[i].to(self.device) for i in self.tap_ids], dim=-1))
 
     @torch.inference_mode()
     def read(self, ids: Tensor) -> TargetOutput:
@@ -301,8 +314,11 @@ class Target:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _watch_taps(self) -> list[Any]:
+        """Catch what enters the tapped layers that are not watched yet."""
+        fresh = {tap for tap in self.tap_ids if tap < self.num_layers} - self._watched
+        self._watched |= fresh
         layers = self._base.layers
-        return [layers[tap].register_forward_pre_hook(_catcher(self._caught, tap), with_kwargs=True) for tap in self.tap_ids]
+        return [layers[tap].register_forward_pre_hook(_catcher(self._caught, tap), with_kwargs=True) for tap in fresh]
 
     def _probe(self) -> list[LayerShape]:
         """Run one token to learn what every layer caches, and that hidden states and logits are what we take them for."""
@@ -335,12 +351,12 @@ def _catcher(caught: dict[int, Tensor], layer: int) -> Any:
     return catch
 
 
-def _checked_taps(taps: tuple[int, ...] | None, num_layers: int) -> tuple[int, int, int]:
+def _checked_taps(taps: tuple[int, ...] | None, num_layers: int) -> tuple[int, ...]:
     if taps is None:
         return default_taps(num_layers)
-    if len(taps) != 3 or len(set(taps)) != 3 or not all(0 <= t < num_layers for t in taps):
-        raise EyasError(f"taps must be three distinct layer numbers in 0..{num_layers - 1}, not {list(taps)}")
-    return taps[0], taps[1], taps[2]
+    if not taps or len(set(taps)) != len(taps) or not all(0 <= t <= num_layers for t in taps):
+        raise EyasError(f"taps must be distinct layer numbers in 0..{num_layers}, not {list(taps)}")
+    return tuple(taps)
 
 
 def _eos_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -116,7 +116,7 @@ def test_bad_input_is_one_line_and_a_code(
         (("generate", "x", *target, "--weights", "fp4"), "fp4"),
         (("generate", "x", *target, "--dtype", "fp4"), "fp4"),
         (("generate", "x", *target, "--device", "moon"), "device 'moon' cannot be used here"),
-        (("generate", "x", *target, "--taps", "low"), "--taps low: three layer numbers"),
+        (("generate", "x", *target, "--taps", "low"), "--taps low: it takes three distinct layer numbers"),
         (("generate", "x", *target, "--taps", "0,1"), "three distinct layer numbers"),
         (("generate", "x " * 600, *target), "tokens"),
         (("generate", "x", *target, "--temperature", "-1"), "temperature"),

@@ -35,6 +35,7 @@ class OracleDrafter:
     """Knows the text that plain decoding will write and drafts it where `right` says so of the place, else any other token."""
 
     target_ids = torch.arange(VOCAB)
+    depth = None
 
     def __init__(self, texts: dict[tuple[int, ...], list[int]], *, right: bool | Callable[[int], bool]) -> None:
         self.texts = texts
@@ -44,8 +45,8 @@ class OracleDrafter:
         self.written: list[list[int]] = [[] for _ in range(rows)]
         return 0
 
-    def share(self, source: int, to: int, count: int) -> None:
-        self.written[to] = self.written[source][:count]
+    def begin(self, row: int, first: int, source: int, count: int) -> None:
+        self.written[row] = self.written[source][:count]
 
     def prefill(self, row: int, tokens: Tensor, taps: Tensor) -> None:
         self.written[row] += tokens.tolist()

@@ -17,7 +17,7 @@ from eyas.decoding.verify import walk
 from eyas.errors import EyasError
 
 V, ROWS, DEPTH = 12, 100_000, 2
-HEADS = ("good", "random", "adversarial", "reduced vocabulary")
+HEADS = ("good", "random", "adversarial", "reduced vocabulary", "few proposals")
 
 
 def target_logits(previous: Tensor) -> Tensor:
@@ -37,6 +37,11 @@ def head(kind: str) -> tuple[Tensor, Tensor]:
         return noise, ids
     if kind == "adversarial":
         return -true, ids
+    if kind == "few proposals":  # three tokens at the root, two after even ones, none after odd ones
+        table = torch.full((V + 1, V), float("-inf"))
+        table[0, [2, 5, 8]] = true[0, [2, 5, 8]]
+        table[1::2, :2] = true[1::2, :2]
+        return table, ids
     ids = torch.tensor([1, 4, 5, 9, 11])
     return (true + 0.3 * noise)[:, ids], ids
 
@@ -57,8 +62,7 @@ def two_tokens(sampler: BatchSampler, kind: str, shape: TreeShape, chain: bool) 
     def choose(nodes: Tensor, step: int, alive: Tensor) -> Tensor:
         tokens = torch.cat([torch.full((ROWS, 1), -1), tree.tokens], 1)  # [ROWS, N + 1]
         previous = tokens.gather(1, nodes[:, None])[:, 0]
-        drafted = tree.tokens[:, step] if chain and step < tree.tokens.shape[1] else None
-        return sampler.choose(target_logits(previous), [step] * ROWS, drafted)
+        return sampler.choose(target_logits(previous), [step] * ROWS, tree.chained(step) if chain else None)
 
     done = walk(tree, shape.depth, choose)
     tokens = torch.nn.functional.pad(done.tokens, (0, 2), value=-1)[:, :2].clone()

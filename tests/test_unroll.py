@@ -95,7 +95,7 @@ def test_the_mask_names_each_supervised_token_once_per_step(shapes: list[tuple[i
         sample = some_sample(str(number), length, spans)
         taught = sum(flags[1:length])
         teacher = torch.arange(taught * 2).view(taught, 2) % VOCAB, torch.full((taught, 2), 0.5)
-        texts.append(Features.pack(sample, torch.zeros(length - 1, 6), teacher))
+        texts.append(Features.pack(sample, torch.zeros(length - 1, 3, 2), teacher))
     batch = Batch.of(texts)
     everything = torch.ones(VOCAB, dtype=torch.bool)
     for step in range(STEPS):

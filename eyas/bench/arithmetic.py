@@ -72,6 +72,12 @@ def speed_ratio(sums: np.ndarray) -> np.ndarray:
     return _divide(sums[..., 0] * sums[..., 3], sums[..., 1] * sums[..., 2])
 
 
+def chain_length(sums: np.ndarray) -> np.ndarray:
+    """Tokens a round of a greedy chain, from sums [..., 2 K] of chains offered at depths 1..K and of those accepted."""
+    depth = sums.shape[-1] // 2
+    return 1 + np.cumprod(_divide(sums[..., depth:], sums[..., :depth]), -1).sum(-1)
+
+
 def _divide(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.zeros_like(above, dtype=float), where=below > 0)
 

@@ -11,6 +11,7 @@ from eyas.cli.demo import demo
 from eyas.cli.export import export
 from eyas.cli.generate import generate
 from eyas.cli.respond import respond
+from eyas.cli.scaling import scaling
 from eyas.cli.train import train
 from eyas.progress import console
 from eyas.target import transformers_quietly
@@ -24,6 +25,7 @@ data.command("show")(show)
 app.command()(demo)
 app.command()(respond)
 app.command()(train)
+app.command()(scaling)
 app.command()(generate)
 app.command()(export)
 app.command()(check)

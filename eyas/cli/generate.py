@@ -13,20 +13,22 @@ from rich.console import Console
 from eyas.bench.colour import Colourer, styled
 from eyas.chat import render
 from eyas.cli.options import TargetChoice, takes_target
-from eyas.decoding.drafters import Eagle3Drafter
+from eyas.decoding.drafters.opening import Opened, open_drafter, taps_named
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.grammar import read_grammar
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import parse_tree
 from eyas.decoding.stats import Stats
-from eyas.heads.files import load_head, tap_ids
 
 
 @takes_target()
 def generate(
     prompt: Annotated[str, typer.Argument(help="what to ask; - reads it from the standard input")],
     target: TargetChoice,
-    head: Annotated[Path | None, typer.Option(help="folder of a head; without one, plain decoding")] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option("--drafter", "--head", help="folder of a head, lookup, llm:MODEL, or FOLDER+lookup; none: plain decoding"),
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 = greedy")] = 0.0,
     top_p: Annotated[float, typer.Option(help="keep the likeliest tokens up to this probability")] = 1.0,
     top_k: Annotated[int, typer.Option(help="keep so many of the likeliest tokens; 0 = all")] = 0,
@@ -50,11 +52,13 @@ def generate(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
         repetition_penalty=repetition_penalty, stop=tuple(stop or ()), grammar=read_grammar(json_schema, regex),
     )  # fmt: skip
-    model = target.load(tap_ids(head) if head else None)
-    drafter = Eagle3Drafter(model, load_head(head, model), weights=model.weights) if head else None
+    model = target.load(taps_named(drafter) if drafter else None)
+    opened = open_drafter(drafter, model) if drafter else Opened(model, None, "")
     asked = sys.stdin.read() if prompt == "-" else prompt
     ids = render(model.tokenizer, [{"role": "user", "content": asked}])
-    engine = Engine(model, drafter, tree=shape, max_length=len(ids) + max_new_tokens, sampling=sampling, exact=exact)
+    engine = Engine(
+        opened.target, opened.drafter, tree=shape, max_length=len(ids) + max_new_tokens, sampling=sampling, exact=exact
+    )  # fmt: skip
     show(engine, Request(ids, params), Console(highlight=False), show_drafts=show_drafts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Annotated, Any
 
@@ -24,19 +24,25 @@ class TargetChoice:
     weights: str = "stock"
     dtype: str = "float32"
     device: str = "cpu"
+    device_map: str | None = None
     taps: str | None = None
 
     def load(self, head_taps: tuple[int, ...] | None = None) -> Target:
         """The target, with the taps of `--taps`, else those that a head names. Raises EyasError when it cannot be loaded."""
         taps = _taps(self.taps) or head_taps
-        return Target.load(self.spec, dtype=self.dtype, device=self.device, weights=self.weights, taps=taps)
+        return Target.load(
+            self.spec, dtype=self.dtype, device=self.device, weights=self.weights, taps=taps, device_map=self.device_map
+        )  # fmt: skip
 
     def arguments(self) -> list[str]:
         """The choice as a command line gives it, what is as usual left out."""
-        told = {"--weights": self.weights, "--dtype": self.dtype, "--device": self.device, "--taps": self.taps}
         usual = TargetChoice(self.spec)
-        given = [(name, value) for name, value in told.items() if value and value != getattr(usual, name.strip("-"))]
-        return ["--target", self.spec, *(part for pair in given for part in pair)]
+        chosen = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name)}
+        return [
+            "--target",
+            self.spec,
+            *(part for name, value in chosen.items() for part in (f"--{name.replace('_', '-')}", value)),
+        ]
 
 
 TargetSpec = Annotated[str, typer.Option(help="smollm2 (embedded), a GGUF file, a Hugging Face directory or a hub id")]
@@ -49,11 +55,15 @@ def _options(
     ] = TargetChoice.weights,
     dtype: Annotated[str, typer.Option(help="of the target: float32, bfloat16 or float16")] = TargetChoice.dtype,
     device: Annotated[str, typer.Option(help="where the target runs: cpu, cuda, cuda:1")] = TargetChoice.device,
+    device_map: Annotated[
+        str | None,
+        typer.Option(help="spread a target too big for one device: auto, balanced, sequential (instead of --device)"),
+    ] = TargetChoice.device_map,
     taps: Annotated[
         str | None, typer.Option(help="the three layers whose inputs the head reads, e.g. 2,15,27; default 2, L/2, L-3")
     ] = TargetChoice.taps,
 ) -> TargetChoice:
-    return TargetChoice(target, weights, dtype, device, taps)
+    return TargetChoice(target, weights, dtype, device, device_map, taps)
 
 
 Yes = Annotated[bool, typer.Option("--yes", help="ask no question before a long job")]
@@ -93,6 +103,9 @@ def _taps(told: str | None) -> tuple[int, ...] | None:
     if told is None:
         return None
     try:
-        return tuple(int(part) for part in told.split(","))
-    except ValueError as error:
-        raise EyasError(f"--taps {told}: three layer numbers with commas between, e.g. 2,15,27") from error
+        taps = tuple(int(part) for part in told.split(","))
+    except ValueError:
+        taps = ()
+    if len(set(taps)) != 3:
+        raise EyasError(f"--taps {told}: it takes three distinct layer numbers with commas between, e.g. 2,15,27")
+    return taps

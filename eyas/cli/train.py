@@ -30,6 +30,7 @@ def train(
     out: Annotated[Path, typer.Option(help="folder of the head; an interrupted run goes on there")] = Path("head"),
     minutes: Annotated[float | None, typer.Option(help="length of the run in minutes")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run in optimiser steps (repeatable)")] = None,
+    drafter: Annotated[str | None, typer.Option(help="eagle3 (default), eagle1 (EAGLE-2's head as well) or medusa")] = None,
     init_from: Annotated[str | None, typer.Option(help="target (warm start), random, or the folder of a head")] = None,
     vocab: Annotated[int | None, typer.Option(help="draft vocabulary")] = None,
     unroll: Annotated[int | None, typer.Option(help="steps of training-time test")] = None,
@@ -52,19 +53,22 @@ def train(
     yes: Yes = False,
     force: Force = False,
 ) -> None:
-    """Train an EAGLE-3 head on RESPONSES. Ctrl-C loses nothing: run the same command again.
+    """Train a head, EAGLE-3 unless told otherwise, on RESPONSES. Ctrl-C loses nothing: run the same command again.
 
     Several processes: `torchrun --nproc-per-node N -m eyas.cli.main train ...`.
     """
     settings = read_train_config(
         config, set_ or [],
-        {"minutes": minutes, "steps": steps, "init_from": init_from, "draft_vocab_size": vocab, "unroll": unroll, "seed": seed},
+        {
+            "minutes": minutes, "steps": steps, "drafter": drafter, "init_from": init_from, "draft_vocab_size": vocab,
+            "unroll": unroll, "seed": seed,
+        },
     )  # fmt: skip
     model = target.load(taps_wanted(settings))
     samples = training_texts(responses, model, **parse_flags(flag or []))
     try:
         reached = run(
-            model, samples, out, settings, features=features or features_beside(responses), held_out=held_out,
+            model, samples, out, settings, features=features or features_beside(responses, settings.drafter), held_out=held_out,
             max_length=max_length, track=track or (), consent=consent(yes, force),
         )  # fmt: skip
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ t + 2 + i from it. Because nothing is padded, a text's loss cannot depend on the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ class Batch:
     """Texts end to end: N tokens, T slots (T = N - number of texts), P teacher rows.
 
     `tokens` int64 [N]; `supervised` bool [N]; `place` int64 [T] is the index in `tokens` of a slot's own token x[t];
-    `positions` int64 [T] is t inside the text; `taps` float32 [T, 3H]; `text_slots` are the half-open slot ranges of the
+    `positions` int64 [T] is t inside the text; `taps` float32 [T, nH]; `text_slots` are the half-open slot ranges of the
     texts; `text_end` int64 [T] is where in `tokens` the slot's text ends; `teacher_ids` int64 and `teacher_probs` float32
-    [P, K]; `teacher_row` int64 [N] is the teacher's row for a token, -1 where it has none.
+    [P, K]; `teacher_row` int64 [N] is the teacher's row for a token, -1 where it has none; `noise` float32 [T, nH], where
+    there is any, is added to the taps that the head reads.
     """
 
     tokens: Tensor
@@ -35,6 +36,19 @@ class Batch:
     teacher_ids: Tensor
     teacher_probs: Tensor
     teacher_row: Tensor
+    noise: Tensor | None = None
+
+    @property
+    def inputs(self) -> Tensor:
+        """What the head reads, float32 [T, nH]: the taps, with the noise."""
+        return self.taps if self.noise is None else self.taps + self.noise
+
+    def noised(self, amount: float, generator: torch.Generator) -> Batch:
+        """With uniform noise on the taps, as EAGLE-1 trains (reference code): up to `amount` / 2 either way in a text of 512
+        tokens, less in a longer one."""
+        lengths = torch.cat([torch.full((end - start,), end - start + 1) for start, end in self.text_slots])  # [T]
+        noise = torch.rand(self.taps.shape, generator=generator) - 0.5  # [T, nH]
+        return replace(self, noise=(noise * amount * (512 / lengths)[:, None]).to(self.taps.device))
 
     @classmethod
     def of(cls, texts: Sequence[Features], device: torch.device | str = "cpu") -> Batch:

@@ -1,4 +1,4 @@
-"""Features: what a head learns from. For a text of S tokens the taps of the target at its first S - 1 positions and, at
+"""Features: what a head learns from. For a text of S tokens the n taps of the target at its first S - 1 positions and, at
 every position whose next token is supervised, the target's own distribution (the teacher) as its most probable tokens.
 
 They are written by the forward that already happens: while the target answers, or in one reading of a given text.
@@ -23,7 +23,7 @@ TEACHER_TOP_K = 32  # tokens of the teacher's distribution that are kept; the re
 class Features:
     """One text's features on the host. `key` names the text by its content (`text_key`).
 
-    `ids` int64 [S]; `supervised` bool [S]; `taps` int8 [S-1, 3, H] with `scales` float32 [S-1, 3]: tap = taps * scale;
+    `ids` int64 [S]; `supervised` bool [S]; `taps` int8 [S-1, n, H] with `scales` float32 [S-1, n]: tap = taps * scale;
     `teacher_ids` int32 [P, K] and `teacher_probs` float16 [P, K], most probable first, for the P positions whose next token
     is supervised, in order; probabilities are those of the whole vocabulary.
     """
@@ -38,17 +38,17 @@ class Features:
 
     @classmethod
     def pack(cls, sample: Sample, taps: Tensor, teacher: tuple[Tensor, Tensor]) -> Features:
-        """From a text, its float taps [S-1, 3H] and its teacher rows ([P, K], [P, K])."""
+        """From a text, its float taps [S-1, n, H] and its teacher rows ([P, K], [P, K])."""
         ids = torch.tensor(sample.ids, dtype=torch.long)
         supervised = torch.tensor(sample.mask())
-        quantised, scales = quantise(taps.unflatten(-1, (3, -1)).float())
+        quantised, scales = quantise(taps.float())
         teacher_ids, teacher_probs = teacher
         assert len(taps) == len(ids) - 1 and len(teacher_ids) == int(supervised[1:].sum())
         return cls(text_key(sample), ids, supervised, quantised, scales, teacher_ids.int(), teacher_probs.half())
 
     @property
     def float_taps(self) -> Tensor:
-        """float32 [S-1, 3H]."""
+        """float32 [S-1, nH]."""
         return (self.taps.float() * self.scales[..., None]).flatten(1)
 
 
@@ -58,8 +58,8 @@ def text_key(sample: Sample) -> str:
 
 
 def quantise(taps: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, 3, H] -> int8 [n, 3, H] and float32 scales [n, 3], symmetric, the largest value of a tap at 127."""
-    scales = taps.abs().amax(-1).clamp(min=1e-12) / 127  # [n, 3]
+    """[..., H] -> int8 [..., H] and float32 scales [...], symmetric, the largest value of a tap at 127."""
+    scales = taps.abs().amax(-1).clamp(min=1e-12) / 127  # [...]
     return (taps / scales[..., None]).round().to(torch.int8), scales
 
 
@@ -67,6 +67,11 @@ def teacher_rows(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """The `top_k` most probable tokens of `logits` [n, V]: ids int64 [n, K], probabilities float32 [n, K], best first."""
     probs, ids = logits.float().topk(min(top_k, logits.shape[-1]), dim=-1)
     return ids, (probs - logits.float().logsumexp(-1, keepdim=True)).exp()
+
+
+def apart(taps: Tensor, target: Target) -> Tensor:
+    """The taps of `target` one by one: [..., nH] -> [..., n, H]."""
+    return taps.unflatten(-1, (len(target.tap_ids), -1))
 
 
 CHUNK = 512  # positions projected to the vocabulary at a time: bounds memory at CHUNK x V floats
@@ -80,4 +85,4 @@ def read_features(target: Target, sample: Sample, top_k: int = TEACHER_TOP_K) ->
     wanted = out.hidden[0, torch.tensor(sample.mask()[1:], device=target.device)]  # [P, H]
     chunks = [teacher_rows(target.logits(part), top_k) for part in wanted.split(CHUNK)]
     teacher = torch.cat([c[0] for c in chunks]).cpu(), torch.cat([c[1] for c in chunks]).cpu()
-    return Features.pack(sample, out.taps[0].cpu(), teacher)
+    return Features.pack(sample, apart(out.taps[0].cpu(), target), teacher)

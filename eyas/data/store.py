@@ -1,13 +1,14 @@
 """The feature store: a folder of memory-mapped shards with checksums, appended to while the target answers.
 
 `index.json` names the target, the taps and the shards with their texts; a shard appears in it only when its file is whole, so
-an interrupted job loses at most the texts that were not flushed. Per token a text costs 3 H + 12 bytes for its taps and
-6 K bytes for its teacher.
+an interrupted job loses at most the texts that were not flushed. Per token a text costs H + 4 bytes for each tap and 6 K bytes
+for its teacher. A store of many taps serves heads that read some of them.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,18 @@ TEXTS_PER_SHARD = 64
 _PER_TEXT = ("ids", "supervised", "taps", "scales", "teacher_ids", "teacher_probs")
 
 
-def features_beside(answers: Path) -> Path:
-    """Where the features of a file of answers are kept unless told otherwise."""
-    return answers.with_name(f"{answers.stem or 'answers'}.features")
+def features_beside(answers: Path, drafter: str = "eagle3") -> Path:
+    """Where the features of a file of answers are kept unless told otherwise; kinds of drafters read different ones."""
+    kind = "" if drafter == "eagle3" else ".final"
+    return answers.with_name(f"{answers.stem or 'answers'}{kind}.features")
 
 
 class FeatureStore:
     """The features of many texts, by the texts' keys (`eyas.data.features.text_key`).
 
-    Opening an existing folder made for another target or other taps raises EyasError. Use as a context manager, or call
-    `flush`, so that the last texts are written.
+    `taps` are those that it keeps; what is read from it are the taps of `target`. Opening an existing folder made for another
+    target or without these taps raises EyasError. Use as a context manager, or call `flush`, so that the last texts are
+    written.
     """
 
     def __init__(self, folder: Path | str, target: Target, *, top_k: int = TEACHER_TOP_K) -> None:
@@ -44,6 +47,7 @@ class FeatureStore:
             "dtype": str(target.dtype).removeprefix("torch."),
         }  # fmt: skip
         self._hidden_size, self._top_k = target.hidden_size, top_k
+        self.taps = target.tap_ids
         self._shards: list[dict[str, Any]] = []
         self._where: dict[str, tuple[int, int]] = {}  # text key -> shard, place in it
         self._fresh: list[Features] = []
@@ -57,12 +61,17 @@ class FeatureStore:
                     self._where.update({key: (number, place) for place, key in enumerate(shard["texts"])})
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise EyasError(f"{index} is not readable; delete the folder, its features can be made again") from error
+            if set(target.tap_ids) <= set(made_for["taps"]):
+                self.taps = tuple(made_for["taps"])
+                self._made_for["taps"] = made_for["taps"]
             for key, value in self._made_for.items():
                 if made_for.get(key) != value:
                     raise EyasError(
                         f"the features in {self.folder} were made with {key} {made_for.get(key)}, this run has {value}; "
                         "name another folder or delete this one"
                     )
+
+        self._columns = [self.taps.index(tap) for tap in target.tap_ids]
 
     def __enter__(self) -> FeatureStore:
         return self
@@ -78,16 +87,20 @@ class FeatureStore:
 
     def bytes_needed(self, tokens: int, supervised: int) -> int:
         """Bytes on disk of texts with so many tokens, `supervised` of them with a teacher."""
-        return tokens * (3 * self._hidden_size + 12 + 4 + 1) + supervised * 6 * self._top_k
+        return tokens * (len(self.taps) * (self._hidden_size + 4) + 4 + 1) + supervised * 6 * self._top_k
 
     def bytes_unpacked(self, tokens: int) -> int:
         """Bytes of memory that the float taps of so many tokens take while their text is not finished."""
-        return tokens * 3 * self._hidden_size * 4
+        return tokens * len(self.taps) * self._hidden_size * 4
 
     def add(self, features: Features) -> None:
         """Keep one text's features; they are on disk after `flush`, which happens by itself every so many texts."""
         if features.key in self._where:
             return
+        if features.taps.shape[1] != len(self.taps):
+            raise EyasError(
+                f"the features in {self.folder} have taps {list(self.taps)}, these are of another choice; name another folder"
+            )
         self._where[features.key] = (len(self._shards), len(self._fresh))
         self._fresh.append(features)
         if len(self._fresh) >= TEXTS_PER_SHARD:
@@ -118,17 +131,25 @@ class FeatureStore:
     def __getitem__(self, key: str) -> Features:
         number, place = self._where[key]
         if number == len(self._shards):
-            return self._fresh[place]
+            return self._chosen(self._fresh[place])
         shard = self._shard(number)
         text_end, row_end = shard["ids_ends"], shard["teacher_ids_ends"]
         first = int(text_end[place - 1]) if place else 0
         last = int(text_end[place])
         row = slice(int(row_end[place - 1]) if place else 0, int(row_end[place]))
         slots = slice(first - place, last - place - 1)  # a text has one slot fewer than tokens
-        return Features(
-            key, shard["ids"][first:last].long(), shard["supervised"][first:last], shard["taps"][slots],
-            shard["scales"][slots], shard["teacher_ids"][row], shard["teacher_probs"][row],
+        return self._chosen(
+            Features(
+                key, shard["ids"][first:last].long(), shard["supervised"][first:last], shard["taps"][slots],
+                shard["scales"][slots], shard["teacher_ids"][row], shard["teacher_probs"][row],
+            )
         )  # fmt: skip
+
+    def _chosen(self, features: Features) -> Features:
+        """`features` with the taps of the target alone."""
+        if self._columns == list(range(len(self.taps))):
+            return features
+        return replace(features, taps=features.taps[:, self._columns], scales=features.scales[:, self._columns])
 
     def _shard(self, number: int) -> dict[str, Tensor]:
         """The memory-mapped tensors of a shard, checked once against its checksum."""

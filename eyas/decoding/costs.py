@@ -170,7 +170,9 @@ def _draft_level(bench: Bench, rows: int, width: int) -> Callable[[], float]:
     """One level of drafting: a tree of two levels needs one step of the drafter, and ranks twice, a little too much."""
     target, drafter = bench.target, bench.drafter
     token = torch.zeros(rows, 1, dtype=torch.long, device=target.device)  # [B, 1]
-    taps = torch.zeros(rows, 1, 3 * target.hidden_size, dtype=target.dtype, device=target.device)  # [B, 1, 3H]
+    taps = torch.zeros(
+        rows, 1, len(target.tap_ids) * target.hidden_size, dtype=target.dtype, device=target.device
+    )  # [B, 1, nH]
     counts = torch.ones(rows, dtype=torch.long)  # [B]
     two = TreeShape(2, width, width)
 
@@ -182,7 +184,7 @@ def _draft_level(bench: Bench, rows: int, width: int) -> Callable[[], float]:
         root = drafter.extend(token, taps, counts)
         seconds = _seconds(target.device, lambda: grow(Drafting(root, drafter.expand, rank, drafter.target_ids), two))
         for row in range(rows):
-            drafter.share(row, row, 0)
+            drafter.begin(row, 0, row, 0)
         return seconds
 
     return run
@@ -191,11 +193,11 @@ def _draft_level(bench: Bench, rows: int, width: int) -> Callable[[], float]:
 def _drafter_reading(bench: Bench, count: int) -> Callable[[], float]:
     target, drafter = bench.target, bench.drafter
     tokens = torch.zeros(count, dtype=torch.long, device=target.device)  # [M]
-    taps = torch.zeros(count, 3 * target.hidden_size, dtype=target.dtype, device=target.device)  # [M, 3H]
+    taps = torch.zeros(count, len(target.tap_ids) * target.hidden_size, dtype=target.dtype, device=target.device)  # [M, nH]
 
     def run() -> float:
         seconds = _seconds(target.device, lambda: drafter.prefill(0, tokens, taps))
-        drafter.share(0, 0, 0)
+        drafter.begin(0, 0, 0, 0)
         return seconds
 
     return run

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from eyas.chat import render
-from eyas.data.features import TEACHER_TOP_K, teacher_rows
+from eyas.data.features import TEACHER_TOP_K, apart, teacher_rows
 from eyas.decoding.cache import KVCache
 from eyas.decoding.costs import Bench, Costs, measured
 from eyas.decoding.drafters import Drafter
@@ -76,9 +76,11 @@ class Engine:
             raise EyasError(f"an engine needs at least 1 row of 2 tokens, not {max_rows} of {max_length}")
         if drafter is None:
             tree = TreeShape.chain(0)
-        shape = tree or Planner.largest(len(drafter.target_ids) if drafter else 1)
+        shape = tree or Planner.largest(len(drafter.target_ids) if drafter else 1, drafter.depth if drafter else 0)
         if drafter is not None and shape.top_k > len(drafter.target_ids):
             raise EyasError(f"top_k {shape.top_k} is more than the drafter's {len(drafter.target_ids)} tokens")
+        if drafter is not None and drafter.depth is not None and shape.depth > drafter.depth:
+            raise EyasError(f"a tree {shape.depth} deep is more than the {drafter.depth} levels that this drafter has")
         self.max_rows = max_rows
         self.max_length = min(max_length, target.max_length)
         length = self.max_length + shape.total + 1
@@ -216,8 +218,8 @@ class Engine:
         self.cache.lengths[slot] = length
         logits = self.target.logits(out.hidden[:, -1])  # [1, V]
         if self.features:
-            before = self._rows[donor].taps[0][:shared] if shared else out.taps[0, :0].cpu()
-            row.taps.append(torch.cat([before, out.taps[0].cpu()]))
+            read = apart(out.taps[0].cpu(), self.target)  # [L - shared, n, H]
+            row.taps.append(torch.cat([self._rows[donor].taps[0][:shared], read]) if shared else read)
             row.teacher.append(teacher_rows(logits.cpu(), TEACHER_TOP_K))
         self._sampler = None
         sampler = BatchSampler([row.request.params], prompt.device, [row.processors])
@@ -246,7 +248,7 @@ class Engine:
         assert self.drafter is not None
         unread = self._rows[donor].unread
         behind = max(shared - (int(self.cache.lengths[donor]) - len(unread)), 0)  # of these, not yet read
-        self.drafter.share(donor, slot, shared - behind)
+        self.drafter.begin(slot, self._rows[slot].request.ids[0], donor, shared - behind)
         if behind:
             self._rows[slot].unread.add(*unread.first(behind))
 
@@ -280,7 +282,7 @@ class Engine:
         logits = projected(self.target, out)  # [B, N+1, V]
         verified = time.perf_counter()
         walked, teacher = self._walk(tree, out, logits, sampler)
-        kept = self._commit(walked, out, tree.tokens.shape[1], teacher)
+        kept = self._commit(walked, out, tree, teacher)
         self.policy.learn(rows, Round(tree, walked, verified - drafted))
         ended = time.perf_counter()
         for row in rows:
@@ -304,7 +306,7 @@ class Engine:
         """Let rows that are far behind read before a round that `drafts`; otherwise only keep what is unread within bounds."""
         behind = [slot for slot, row in enumerate(self._rows) if len(row.unread) > READ_ALONE]
         if not drafts:
-            per_token = 3 * self.target.hidden_size * self.target.dtype.itemsize
+            per_token = len(self.target.tap_ids) * self.target.hidden_size * self.target.dtype.itemsize
             if sum(len(row.unread) for row in self._rows) * per_token < UNREAD_BYTES:
                 return
         for slot in behind:
@@ -341,7 +343,7 @@ class Engine:
                 visited[alive] = self.target.logits(out.hidden[every, nodes][alive])
             if self.features:
                 teacher.append(teacher_rows(visited.cpu(), TEACHER_TOP_K))
-            drafted = tree.tokens[:, step] if self._chain and step < tree.tokens.shape[1] else None
+            drafted = tree.chained(step) if self._chain else None
             tokens = sampler.choose(visited, [n + step for n in lengths], drafted)
             self._chosen(sampler, self._rows, visited, tokens, alive)
             return tokens
@@ -366,25 +368,25 @@ class Engine:
             if slot in sampler.processed:
                 sampler.see(slot, token)
 
-    def _commit(self, walked: Walk, out: TargetOutput, drafted: int, teacher: list[tuple[Tensor, Tensor]]) -> list[int]:
+    def _commit(self, walked: Walk, out: TargetOutput, tree: DraftTree, teacher: list[tuple[Tensor, Tensor]]) -> list[int]:
         """Append each row's walked tokens up to its end, and keep their keys, values and taps; return how many."""
         kept = []
         counts, offered, tokens = walked.counts.tolist(), walked.offered.tolist(), walked.tokens.tolist()
-        nodes = walked.nodes.cpu()  # [B, A]
+        nodes, drafted = walked.nodes.cpu(), tree.real.sum(1).tolist()  # [B, A], [B]
         for slot, row in enumerate(self._rows):
             taken = row.take(tokens[slot][: counts[slot]], counts[slot] - 1)
             del row.logprobs[len(row.ids) :]
             row.stats.count_round(
-                emitted=taken, accepted=min(counts[slot] - 1, taken), drafted=drafted, offered=min(offered[slot], taken)
+                emitted=taken, accepted=min(counts[slot] - 1, taken), drafted=drafted[slot], offered=min(offered[slot], taken)
             )
             kept.append(taken)
             path = nodes[slot, :taken]  # the nodes at which the taken tokens were chosen
             self.cache.commit(slot, path)
-            taps = out.taps[slot, path.to(out.taps.device)]  # [taken, 3H]
+            taps = out.taps[slot, path.to(out.taps.device)]  # [taken, nH]
             if self.drafter is not None:
                 row.unread.add(walked.tokens[slot, :taken], taps)
             if self.features:
-                row.taps.append(taps.cpu())
+                row.taps.append(apart(taps.cpu(), self.target))
                 row.teacher += [(ids[slot : slot + 1], probs[slot : slot + 1]) for ids, probs in teacher[:taken]]
         return kept
 

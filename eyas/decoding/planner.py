@@ -50,17 +50,18 @@ class Calibration:
     def chances(self, scores: Tensor, sampled: Tensor) -> Tensor:
         """The chance float32 [B, M] of nodes with `scores` [B, M] to be accepted; `sampled` bool [B]."""
         table = (self._accepted + self.PRIOR * self._belief) / (self._offered + self.PRIOR)  # [2, bins]
-        return table.flatten()[self._bins(scores, sampled)]
+        return table.flatten()[self._bins(scores, sampled)] * (scores > float("-inf"))
 
     def learn(self, scores: Tensor, sampled: Tensor, accepted: Tensor) -> None:
         """Nodes with `scores` [B, N] were verified, and those of `accepted` bool [B, N] were right."""
-        if not scores.numel():
+        real = scores > float("-inf")
+        if not real.any():
             return
         self._offered *= self.MEMORY
         self._accepted *= self.MEMORY
-        bins = self._bins(scores, sampled).flatten()
+        bins = self._bins(scores, sampled)[real]
         self._offered.view(-1).index_add_(0, bins, torch.ones(len(bins)))
-        self._accepted.view(-1).index_add_(0, bins, accepted.flatten().float())
+        self._accepted.view(-1).index_add_(0, bins, accepted[real].float())
 
     def _bins(self, scores: Tensor, sampled: Tensor) -> Tensor:
         return torch.bucketize(-scores, self._edges) + sampled[:, None].long() * (len(self.EDGES) + 1)
@@ -109,9 +110,11 @@ class Planner(Limits):
         self._drafted = 0  # rounds drafted since the last plain one
 
     @staticmethod
-    def largest(vocabulary: int) -> TreeShape:
-        """The most that is planned for a drafter of `vocabulary` tokens."""
-        return TreeShape(LARGEST.depth, min(LARGEST.top_k, vocabulary), LARGEST.total)
+    def largest(vocabulary: int, depth: int | None) -> TreeShape:
+        """The most that is planned for a drafter of `vocabulary` tokens and at most `depth` levels."""
+        return TreeShape(
+            LARGEST.depth if depth is None else min(LARGEST.depth, depth), min(LARGEST.top_k, vocabulary), LARGEST.total
+        )
 
     def __str__(self) -> str:
         return f"auto ({self.shape} at most)"
@@ -158,6 +161,8 @@ class Planner(Limits):
     def total(self, scores: Tensor, depths: Tensor, most: int) -> int:
         chances = self.calibration.chances(scores.cpu(), self._sampled)  # [B, most]
         self._remember(chances, depths.cpu())
+        if not most:
+            return 0
         gained = (chances * self._trust[:, None]).sum(0).cumsum(0)  # [most]
         price = torch.tensor([self._forward(n) - self._forward(0) for n in range(1, most + 1)])  # [most]
         worth = gained - self._rate * price  # tokens above those that the same seconds bring otherwise

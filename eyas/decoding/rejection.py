@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eyas.decoding.noise import gumbel
 from eyas.decoding.processors import Processor
-from eyas.decoding.sampling import BatchSampler, SamplingParams
+from eyas.decoding.sampling import BatchSampler, SamplingParams, log_probabilities
 
 DRAFT, KEEP = 1, 2  # streams of noise; the target's own draws use stream 0
 
@@ -34,7 +34,7 @@ class RejectionSampler(BatchSampler):
     def rank_drafts(self, logits: Tensor, indices: Sequence[int], target_ids: Tensor, depth: int) -> Tensor:
         logits = self._process_drafts(logits.float(), target_ids, depth)
         if self.greedy or not self._chain:
-            return logits.log_softmax(-1)
+            return log_probabilities(logits)
         warm = self._warm(logits)  # [B, 1, D]
         if depth == 1:
             self._drawn_from.clear()

@@ -65,7 +65,7 @@ class Result:
 
 @dataclass
 class Unread:
-    """What a text has that its drafter has not read yet: tokens int64 and the taps [n, 3H] of the positions before them."""
+    """What a text has that its drafter has not read yet: tokens int64 and the taps [n, tH] of the positions before them."""
 
     tokens: list[Tensor] = field(default_factory=list)
     taps: list[Tensor] = field(default_factory=list)

@@ -176,17 +176,17 @@ class BatchSampler:
         """
         logits = self._process_drafts(logits.float(), target_ids, depth)
         if self.greedy:
-            return logits.log_softmax(-1)
+            return log_probabilities(logits)
         return self._perturbed(logits, self._warm(logits), self.keys(indices), target_ids)
 
     def _warm(self, logits: Tensor) -> Tensor:
         """Log-probabilities [B, n, D] of the draft logits [B, n, D] at each row's temperature."""
-        return (logits / self._temperature[:, None]).log_softmax(-1)
+        return log_probabilities(logits / self._temperature[:, None])
 
     def _perturbed(self, logits: Tensor, warm: Tensor, keys: Tensor, target_ids: Tensor) -> Tensor:
         """Log-scores [B, n, D]: of sampled rows `warm` and the noise of `keys`, of greedy ones plain `logits`."""
-        noisy = (warm + gumbel(keys, target_ids)[:, None]).log_softmax(-1)
-        return torch.where(self._sampled[:, None, None], noisy, logits.log_softmax(-1))
+        noisy = log_probabilities(warm + gumbel(keys, target_ids)[:, None])
+        return torch.where(self._sampled[:, None, None], noisy, log_probabilities(logits))
 
     def _process_drafts(self, logits: Tensor, target_ids: Tensor, depth: int) -> Tensor:
         """As `_process`, as far as the state before the round tells; a row that nothing would be left of stays as it is."""
@@ -199,3 +199,10 @@ class BatchSampler:
                 changed = processor.apply(changed, target_ids, depth - 1)
             logits[row] = torch.where(changed.isfinite().any(-1, keepdim=True), changed, logits[row])
         return logits
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """log softmax of `logits` [..., D]; what is nothing but -inf, no proposal at all, stays so."""
+    found = logits.log_softmax(-1)
+    nothing = found[..., :1].isnan()  # then all of it is
+    return found.masked_fill(nothing, float("-inf")) if bool(nothing.any()) else found

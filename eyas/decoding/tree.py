@@ -61,7 +61,8 @@ class TreeShape:
 @dataclass(frozen=True)
 class DraftTree:
     """`tokens` int64 [B, N] in the target's vocabulary, `parents` int64 [B, N] as node numbers (0 is the root),
-    `depths` int64 [B, N] counted from 1, `scores` float32 [B, N]: cumulative log-scores."""
+    `depths` int64 [B, N] counted from 1, `scores` float32 [B, N]: cumulative log-scores, -inf for a node that stands in for a
+    proposal the row has not."""
 
     tokens: Tensor
     parents: Tensor
@@ -73,6 +74,17 @@ class DraftTree:
         """No drafts: the round that follows is plain decoding."""
         none = torch.zeros(rows, 0, dtype=torch.long, device=device)
         return cls(none, none, none, none.float())
+
+    @property
+    def real(self) -> Tensor:
+        """bool [B, N]: the nodes that were proposed."""
+        return self.scores > float("-inf")
+
+    def chained(self, step: int) -> Tensor | None:
+        """Of a chain: the token int64 [B] drafted at `step`, -1 where there is none; None beyond the chain."""
+        if step >= self.tokens.shape[1]:
+            return None
+        return self.tokens[:, step].masked_fill(~self.real[:, step], -1)
 
 
 # (tokens int64 [B, k] in the target's vocabulary, their parents' places int64 [B, k] in the level before) -> logits [B, k, D]
@@ -122,7 +134,7 @@ def grow(drafting: Drafting, shape: TreeShape, limits: Limits | None = None) -> 
     frontier_parent = torch.zeros_like(ids)  # [B, k] places in the level before
     offset = k + 1
     for depth in range(2, shape.depth + 1):
-        if not limits.deeper(depth, frontier_score):
+        if not bool((frontier_score > float("-inf")).any()) or not limits.deeper(depth, frontier_score):
             break
         logits = drafting.expand(frontier_token, frontier_parent)  # [B, k, D]
         score, ids = drafting.rank(logits, depth).topk(k)  # [B, k, k]
@@ -142,9 +154,10 @@ def grow(drafting: Drafting, shape: TreeShape, limits: Limits | None = None) -> 
 
 
 def _best(candidates: DraftTree, most: int, limits: Limits) -> DraftTree:
-    """Keep the best of all `candidates` [B, M], renumbered 1..N in candidate order (levels ascend)."""
+    """Keep the best of all `candidates` [B, M], renumbered 1..N in candidate order (levels ascend); no more than some row has
+    proposed."""
+    most = min(most, int(candidates.real.sum(1).max()))
     scores, order = candidates.scores.sort(dim=1, descending=True, stable=True)  # ties: the shallower candidate comes first
-    most = min(most, scores.shape[1])
     total = limits.total(scores[:, :most], candidates.depths.gather(1, order[:, :most]), most)
     kept = order[:, :total].sort(1).values  # [B, N]
     numbers = torch.arange(1, total + 1, device=kept.device).expand_as(kept)  # [B, N]

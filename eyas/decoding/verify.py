@@ -73,7 +73,7 @@ def walk(tree: DraftTree, depth: int, choose: Choose) -> Walk:
         tokens.append(token)
         nodes.append(node)
         counts = counts + alive.long()
-        children = (tree.parents == node[:, None]) & (tree.depths == step + 1)  # [B, N]
+        children = (tree.parents == node[:, None]) & (tree.depths == step + 1) & tree.real  # [B, N]
         offered = offered + (alive & children.any(1)).long()
         match = children & (tree.tokens == token[:, None])  # [B, N], at most one per row
         alive = alive & match.any(1)

@@ -22,6 +22,7 @@ from eyas.errors import EyasError
 from eyas.heads.checkpoint import Checkpoint, read_checkpoint
 from eyas.heads.files import tap_ids
 from eyas.heads.layouts.eagle1 import is_eagle1
+from eyas.heads.layouts.medusa import is_medusa
 from eyas.heads.layouts.record import read_record
 from eyas.progress import progress
 from eyas.target import Target
@@ -95,6 +96,8 @@ def check_head(
     checkpoint = read_checkpoint(folder, target.device)
     if is_eagle1(checkpoint):
         raise EyasError(f"{folder} holds an EAGLE-1 head; only EAGLE-3 heads are examined")
+    if is_medusa(checkpoint):
+        raise EyasError(f"{folder} holds Medusa heads; only EAGLE-3 heads are examined")
     desk = Desk(checkpoint, target, tuple(engines))
     found, readings = examine(desk)
     logged = read_training_log(folder / LOG).best_n_alpha[:DEPTHS] if (folder / LOG).is_file() else []

@@ -110,6 +110,6 @@ def _read(target: Target, text: Sample, layers: list[int]) -> tuple[Features, di
     teacher = teacher_rows(target.logits(hidden[0, written]), TEACHER_TOP_K)
     unnormed = torch.full((len(text.ids),), -1, device=target.device)
     unnormed[1:][written] = target.logits(states[target.num_layers][0, written]).argmax(-1)
-    no_taps = torch.zeros(len(text.ids) - 1, 3)
+    no_taps = torch.zeros(len(text.ids) - 1, 1, 1)
     features = Features.pack(text, no_taps, (teacher[0].cpu(), teacher[1].cpu()))
     return features, {layer: state[0].float() for layer, state in states.items()}, unnormed

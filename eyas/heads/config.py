@@ -28,19 +28,64 @@ class HeadOptions(BaseModel):
     taps: tuple[int, int, int] | None = Field(default=None, description="tapped layers; None: 2, L//2 and L-3")
 
 
-class LayerConfig(BaseModel):
-    """What every kind of head has: a Llama-shaped decoder layer, the target's vocabulary, and a target it was made for."""
+class TargetedConfig(BaseModel):
+    """What every kind of head has: a width, the target's vocabulary, and a target it was made for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     hidden_size: int = Field(gt=0, description="h, the head's width")
+    vocab_size: int = Field(gt=0, description="V, the target's vocabulary")
+    target_name: str = ""
+    target_fingerprint: str = ""
+
+    def taps(self, target: Target) -> tuple[int, ...]:
+        """The taps of `target` that the head reads: the final, normed state."""
+        return (target.num_layers,)
+
+    def sizes(self, target: Target) -> dict[str, tuple[int, int]]:
+        """(this head's, `target`'s) of every size that must be the same, by its name."""
+        return {"hidden width": (self.hidden_size, target.hidden_size), "vocabulary": (self.vocab_size, target.vocab_size)}
+
+    def check_target(self, target: Target) -> None:
+        """Raise EyasError, in one line, when this head was not made for `target`."""
+        for what, (head, model) in self.sizes(target).items():
+            if head != model:
+                raise EyasError(
+                    f"this head was trained for another target ({self.target_name or 'unnamed'}): its {what} is {head}, "
+                    f"that of '{target.name}' is {model}; give the target it was trained for, or train a head for this one"
+                )
+        if self.taps(target) != target.tap_ids:
+            raise EyasError(
+                f"this head reads taps {list(self.taps(target))}, the target '{target.name}' was loaded with "
+                f"{list(target.tap_ids)}; load the target with taps={list(self.taps(target))}"
+            )
+        if self.target_fingerprint not in ("", target.fingerprint):
+            console.print(
+                f"note: this head was trained for {self.target_name} ({self.target_fingerprint}), not for "
+                f"{target.name} ({target.fingerprint}); the text stays right, but fewer drafts may be accepted",
+                style="yellow", markup=False,
+            )  # fmt: skip
+
+
+class MedusaConfig(TargetedConfig):
+    """Shape of Medusa heads."""
+
+    num_heads: int = Field(gt=0, description="how many tokens after the target's own next one are predicted")
+    draft_vocab_size: int = Field(gt=0, description="D, the heads' own vocabulary")
+
+    @model_validator(mode="after")
+    def _vocabulary_is_part_of_the_targets(self) -> Self:
+        _check_vocabulary(self.draft_vocab_size, self.vocab_size)
+        return self
+
+
+class LayerConfig(TargetedConfig):
+    """A head with Llama-shaped decoder layers."""
+
     intermediate_size: int = Field(gt=0)
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0, description="need not be hidden_size / num_attention_heads")
-    vocab_size: int = Field(gt=0, description="V, the target's vocabulary")
-    target_name: str = ""
-    target_fingerprint: str = ""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
     rope: dict[str, Any] = Field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_position_embeddings: int = Field(gt=0)
@@ -65,31 +110,37 @@ class LayerConfig(BaseModel):
             raise ValueError(f"head_dim {self.head_dim} is odd, so rotary positions cannot be applied")
         return self
 
-    def sizes(self, target: Target) -> dict[str, tuple[int, int]]:
-        """(this head's, `target`'s) of every size that must be the same, by its name."""
-        return {"vocabulary": (self.vocab_size, target.vocab_size)}
-
-    def check_target(self, target: Target) -> None:
-        """Raise EyasError, in one line, when this head was not made for `target`."""
-        for what, (head, model) in self.sizes(target).items():
-            if head != model:
-                raise EyasError(
-                    f"this head was trained for another target ({self.target_name or 'unnamed'}): its {what} is {head}, "
-                    f"that of '{target.name}' is {model}; give the target it was trained for, or train a head for this one"
-                )
-        if self.target_fingerprint not in ("", target.fingerprint):
-            console.print(
-                f"note: this head was trained for {self.target_name} ({self.target_fingerprint}), not for "
-                f"{target.name} ({target.fingerprint}); the text stays right, but fewer drafts may be accepted",
-                style="yellow", markup=False,
-            )  # fmt: skip
+    @staticmethod
+    def of_layers(target: Target) -> dict[str, Any]:
+        """The fields that a head takes over from the layers of `target`, the widths left out."""
+        config = target.config
+        heads = config.num_attention_heads
+        rope = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
+        if not isinstance(rope.get("rope_theta"), int | float):  # one entry per layer kind: take that of full attention
+            rope = dict(rope.get("full_attention") or {"rope_type": "default", "rope_theta": 10000.0})
+        return {
+            "num_attention_heads": heads,
+            "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(config, "head_dim", None) or target.hidden_size // heads,
+            "vocab_size": target.vocab_size,
+            "target_name": target.name,
+            "target_fingerprint": target.fingerprint,
+            "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
+            "rope": rope,
+            "max_position_embeddings": target.max_length,
+        }
 
 
 class Eagle1Config(LayerConfig):
     """Shape of an EAGLE-1 head, which has its target's width."""
 
-    def sizes(self, target: Target) -> dict[str, tuple[int, int]]:
-        return {"hidden width": (self.hidden_size, target.hidden_size), **super().sizes(target)}
+    @classmethod
+    def for_target(cls, target: Target) -> Eagle1Config:
+        """The head that fits `target`."""
+        return cls(
+            hidden_size=target.hidden_size, intermediate_size=target.config.intermediate_size, fc_bias=True,
+            **cls.of_layers(target),
+        )  # fmt: skip
 
 
 class HeadConfig(LayerConfig):
@@ -114,8 +165,7 @@ class HeadConfig(LayerConfig):
                 f"a head of width {self.hidden_size} cannot read the target's embedding of {self.target_hidden_size}; "
                 "it needs one of its own (the tensor 'embed_tokens.weight')"
             )
-        if self.draft_vocab_size > self.vocab_size:
-            raise ValueError(f"draft vocabulary {self.draft_vocab_size} is larger than the target's {self.vocab_size}")
+        _check_vocabulary(self.draft_vocab_size, self.vocab_size)
         return self
 
     @classmethod
@@ -127,52 +177,41 @@ class HeadConfig(LayerConfig):
         Raises EyasError when the target was loaded with other taps than the options name.
         """
         options = options or HeadOptions()
+        if len(target.tap_ids) != 3:
+            raise EyasError(f"an EAGLE-3 head reads three taps, '{target.name}' was loaded with {list(target.tap_ids)}")
         if options.taps not in (None, target.tap_ids):
             raise EyasError(
                 f"the head shall read taps {list(options.taps or ())}, the target '{target.name}' was loaded with "
                 f"{list(target.tap_ids)}; load the target with taps={list(options.taps or ())}"
             )
-        config = target.config
-        heads = config.num_attention_heads
-        rope = dict(getattr(config, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
-        if not isinstance(rope.get("rope_theta"), int | float):  # one entry per layer kind: take that of full attention
-            rope = dict(rope.get("full_attention") or {"rope_type": "default", "rope_theta": 10000.0})
         width = options.hidden_size or target.hidden_size
-        scaled = -(-config.intermediate_size * width // target.hidden_size)  # rounded up
+        scaled = -(-target.config.intermediate_size * width // target.hidden_size)  # rounded up
         return cls(
             hidden_size=width,
             target_hidden_size=target.hidden_size,
             intermediate_size=options.intermediate_size or scaled,
-            num_attention_heads=heads,
-            num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or target.hidden_size // heads,
-            vocab_size=target.vocab_size,
             draft_vocab_size=min(draft_vocab_size or DRAFT_VOCABULARY, target.vocab_size),
-            tap_ids=target.tap_ids,
+            tap_ids=target.tap_ids,  # type: ignore[arg-type]
             target_layers=target.num_layers,
-            target_name=target.name,
-            target_fingerprint=target.fingerprint,
-            rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
-            rope=rope,
-            max_position_embeddings=target.max_length,
             num_layers=options.num_layers,
             fc_norm=options.fc_norm,
             norm_output=options.norm_output,
             qk_norm=options.qk_norm,
             own_embedding=width != target.hidden_size,
+            **cls.of_layers(target),
         )
+
+    def taps(self, target: Target) -> tuple[int, ...]:
+        return self.tap_ids
 
     def sizes(self, target: Target) -> dict[str, tuple[int, int]]:
         return {
-            "hidden width": (self.target_hidden_size, target.hidden_size),
             **super().sizes(target),
+            "hidden width": (self.target_hidden_size, target.hidden_size),
             "number of layers": (self.target_layers, target.num_layers),
         }
 
-    def check_target(self, target: Target) -> None:
-        super().check_target(target)
-        if self.tap_ids != target.tap_ids:
-            raise EyasError(
-                f"this head reads taps {list(self.tap_ids)}, the target '{target.name}' was loaded with "
-                f"{list(target.tap_ids)}; load the target with taps={list(self.tap_ids)}"
-            )
+
+def _check_vocabulary(draft: int, whole: int) -> None:
+    if draft > whole:
+        raise ValueError(f"draft vocabulary {draft} is larger than the target's {whole}")

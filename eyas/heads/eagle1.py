@@ -1,7 +1,7 @@
 """The EAGLE-1 head (arXiv 2401.15077), with which EAGLE-2 (arXiv 2406.16858) drafts trees: it predicts features.
 
 A feature f[t] is the target's final, normed state. The head reads it beside token t+1 and gives f[t+1]; the target's own
-vocabulary projection makes logits of it, over the whole vocabulary. T below is any run of leading dimensions.
+vocabulary projection makes logits of it, over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eyas.heads.config import Eagle1Config
-from eyas.heads.eagle3 import DraftLayer
-from eyas.heads.rope import inverse_frequencies
+from eyas.heads.head import Reading, StateHead
+from eyas.heads.layer import DraftLayer
 
 
 class Eagle1Layer(DraftLayer):
@@ -23,50 +23,32 @@ class Eagle1Layer(DraftLayer):
         del self.input_layernorm
 
 
-class Eagle1Head(nn.Module):
-    """A draft head for one target: per step `fuse`, `queries`, `keys_values`, attention, `finish`; then `Target.logits`.
+class Eagle1Head(StateHead):
+    """The head of one target, whose only tap is the final, normed state. Its states are predicted features."""
 
-    `embedding` [V, h] is the target's own, frozen and not a parameter, unless the checkpoint holds another one.
-    """
+    config: Eagle1Config
+    target_lm_head: Tensor
 
-    inverse_frequencies: Tensor
-    target_embedding: Tensor
-
-    def __init__(self, config: Eagle1Config, embedding: Tensor) -> None:
-        """`embedding` [V, h] is the target's, shared unless the head has its own."""
-        super().__init__()
-        h = config.hidden_size
-        self.config = config
-        self.fc = nn.Linear(2 * h, h, bias=config.fc_bias)
+    def __init__(self, config: Eagle1Config, embedding: Tensor, lm_head: Tensor) -> None:
+        """`embedding` and `lm_head` [V, h] are the target's; the first is shared unless the head has its own."""
+        identity = torch.zeros(config.vocab_size, dtype=torch.long, device=embedding.device)
+        super().__init__(config, embedding, identity, stored_maps=False)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList([Eagle1Layer(config)])
-        self.embed_tokens = nn.Embedding(config.vocab_size, h) if config.own_embedding else None
-        if self.embed_tokens is None:
-            self.register_buffer("target_embedding", embedding.detach(), persistent=False)
-        frequencies = inverse_frequencies(config.rope, config.head_dim).to(embedding.device)
-        self.register_buffer("inverse_frequencies", frequencies, persistent=False)
+        self.register_buffer("target_lm_head", lm_head.detach(), persistent=False)
 
     @property
-    def embedding(self) -> Tensor:
-        """The token embedding [V, h] that the head reads."""
-        return self.target_embedding if self.embed_tokens is None else self.embed_tokens.weight
+    def decoder_layers(self) -> list[DraftLayer]:
+        return list(self.layers)  # type: ignore[arg-type]
 
-    @property
-    def layer(self) -> DraftLayer:
-        return self.layers[0]  # type: ignore[return-value]
+    def fuse(self, taps: Tensor) -> Tensor:
+        return taps
 
-    def fuse(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """The layer's input [T, h]: the embedding of `tokens` int64 [T] (t+1) beside `features` [T, h] (t), through `fc`."""
-        embedded = F.embedding(tokens, self.embedding).to(features.dtype)  # [T, h]
-        return self.fc(torch.cat([embedded, features], dim=-1))
+    def read(self, layer: int, states: Tensor, tokens: Tensor) -> Reading:
+        """The embedding of `tokens` (t+1) beside the features `states` (t), through `fc`; attention is added to the same."""
+        embedded = F.embedding(tokens, self.embedding).to(states.dtype)  # [T, h]
+        fused = self.fc(torch.cat([embedded, states], dim=-1))  # [T, h]
+        return Reading(fused, fused)
 
-    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotated queries [T, heads, head_dim] of `x` [T, h] at `positions` int64 [T]."""
-        return self.layer.queries(x, positions, self.inverse_frequencies)
-
-    def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated keys and values [T, kv_heads, head_dim] of `x` [T, h] at `positions` int64 [T]."""
-        return self.layer.keys_values(x, positions, self.inverse_frequencies)
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer: `attended` [T, heads, head_dim] joins `x` [T, h] -> the predicted features [T, h]."""
-        return self.layer.finish(x, attended)
+    def logits(self, handed_on: Tensor) -> Tensor:
+        return F.linear(handed_on, self.target_lm_head)

@@ -20,19 +20,21 @@ from torch import Tensor, nn
 from eyas.errors import EyasError
 from eyas.files import replacing, sha256, write_text
 from eyas.heads.checkpoint import CONFIG, Checkpoint, read_checkpoint, read_raw_config
-from eyas.heads.config import HeadConfig
+from eyas.heads.config import HeadConfig, MedusaConfig
 from eyas.heads.eagle1 import Eagle1Head
 from eyas.heads.eagle3 import Eagle3Head
-from eyas.heads.layouts import eagle1, flat, modelopt, speculators
+from eyas.heads.head import DraftHead
+from eyas.heads.layouts import eagle1, flat, medusa, modelopt, speculators
 from eyas.heads.layouts.names import spelling, to_ours
 from eyas.heads.layouts.record import write_record
 from eyas.heads.layouts.taps import read_taps
+from eyas.heads.medusa import MedusaHead
 from eyas.shards import PICKLE, SAFETENSORS, weight_files
 from eyas.target import Target
 
 __all__ = [
-    "Checkpoint", "head_hash", "load_eagle1_head", "load_head", "read_checkpoint", "save_head", "stored_tensors", "tap_ids",
-    "write_head",
+    "Checkpoint", "head_hash", "load_any_head", "load_eagle1_head", "load_head", "load_medusa_head", "read_checkpoint",
+    "save_head", "stored_tensors", "tap_ids", "write_head",
 ]  # fmt: skip
 
 EMBEDDING = "embed_tokens.weight"
@@ -55,6 +57,8 @@ def load_head(folder: Path | str, target: Target) -> Eagle3Head:
     checkpoint = read_checkpoint(folder, target.device)
     if eagle1.is_eagle1(checkpoint):
         raise EyasError(f"{checkpoint.folder} holds an EAGLE-1 head; an EAGLE-3 head is wanted here")
+    if medusa.is_medusa(checkpoint):
+        raise EyasError(f"{checkpoint.folder} holds Medusa heads; an EAGLE-3 head is wanted here")
     with _about(checkpoint.folder):
         tensors = _without_targets_embedding(to_ours(checkpoint.tensors), target)
         config = _READERS[checkpoint.layout](checkpoint.config, tensors, target)
@@ -73,27 +77,67 @@ def load_eagle1_head(folder: Path | str, target: Target) -> Eagle1Head:
     with _about(checkpoint.folder):
         tensors = _without_targets_embedding(checkpoint.tensors, target)
         config = eagle1.read(checkpoint.config, tensors)
-    config.check_target(target)
+    config.check_target(target.tapped(config.taps(target)))
     with _about(checkpoint.folder):
-        head = Eagle1Head(config, target.embedding.float())
+        head = Eagle1Head(config, target.embedding.float(), projection_of(target))
         _fill(head, tensors)
     return head.to(target.device).eval()
 
 
-def save_head(head: Eagle3Head | Eagle1Head, folder: Path | str) -> None:
+def projection_of(target: Target) -> Tensor:
+    """The target's vocabulary projection, float32 [V, H], for heads that end in it. Raises EyasError when it is quantised."""
+    if not target.lm_head_weight.is_floating_point():
+        raise EyasError(f"the vocabulary projection of '{target.name}' is quantised, and an EAGLE-1 head needs it as it was")
+    return target.lm_head_weight.float()
+
+
+def load_medusa_head(folder: Path | str, target: Target) -> MedusaHead:
+    """Read the Medusa heads in `folder` for `target`, as `load_head` does."""
+    checkpoint = read_checkpoint(folder, target.device)
+    if not medusa.is_medusa(checkpoint):
+        raise EyasError(f"{checkpoint.folder} holds no Medusa heads")
+    with _about(checkpoint.folder):
+        tensors = medusa.to_ours(checkpoint.tensors)
+        config = medusa.read(checkpoint.config, tensors, target)
+    config.check_target(target.tapped(config.taps(target)))
+    with _about(checkpoint.folder):
+        head = MedusaHead(config, _vocabulary(config, tensors).to(target.device))
+        _fill(head, tensors, derived=("d2t", "t2d"))
+    return head.to(target.device).eval()
+
+
+def load_any_head(folder: Path | str, target: Target) -> DraftHead:
+    """Read the head in `folder` for `target`, of whatever kind; the taps of `target` do not matter."""
+    checkpoint = read_checkpoint(folder, target.device)
+    if medusa.is_medusa(checkpoint):
+        return load_medusa_head(folder, target)
+    if eagle1.is_eagle1(checkpoint):
+        return load_eagle1_head(folder, target)
+    named = tap_ids(folder)
+    return load_head(folder, target.tapped(named) if named else target)
+
+
+def save_head(head: DraftHead, folder: Path | str) -> None:
     """Write `head` to `folder`, replacing what is there only when the new files are whole.
 
     Raises EyasError when the disk is full or the folder cannot be written.
     """
-    dtype = str(head.fc.weight.dtype).removeprefix("torch.")
-    config = eagle1.write(head.config, dtype) if isinstance(head, Eagle1Head) else flat.write(head.config, dtype)
-    write_head(Path(folder), {**config, **write_record(head.config)}, stored_tensors(head))
+    dtype = str(next(head.parameters()).dtype).removeprefix("torch.")
+    tensors = stored_tensors(head)
+    if isinstance(head, Eagle3Head):
+        config = flat.write(head.config, dtype)
+    elif isinstance(head, Eagle1Head):
+        config = eagle1.write(head.config, dtype)
+    else:
+        assert isinstance(head, MedusaHead)
+        config, tensors = medusa.write(head.config, dtype), medusa.to_theirs(tensors)
+    write_head(Path(folder), {**config, **write_record(head.config)}, tensors)
 
 
-def stored_tensors(head: Eagle3Head | Eagle1Head) -> dict[str, Tensor]:
+def stored_tensors(head: DraftHead) -> dict[str, Tensor]:
     """What of `head` is written, by our names, on the CPU; the maps of a whole vocabulary are left out as everywhere."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    if isinstance(head, Eagle3Head) and not head.d2t.any() and bool(head.t2d.all()):
+    if "d2t" in tensors and not head.d2t.any() and bool(head.t2d.all()):
         del tensors["d2t"], tensors["t2d"]
     return tensors
 
@@ -157,7 +201,7 @@ def _without_targets_embedding(tensors: dict[str, Tensor], target: Target) -> di
     return {name: tensor for name, tensor in tensors.items() if name != EMBEDDING}
 
 
-def _vocabulary(config: HeadConfig, tensors: dict[str, Tensor]) -> Tensor:
+def _vocabulary(config: HeadConfig | MedusaConfig, tensors: dict[str, Tensor]) -> Tensor:
     """`d2t` int64 [D]; the maps must be there in full, point into the target's vocabulary, and agree."""
     t2d = tensors.get("t2d")
     if "d2t" not in tensors:

@@ -8,9 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from eyas.heads.config import HeadConfig, HeadOptions
-from eyas.heads.eagle3 import DraftLayer, Eagle3Head
-from eyas.heads.files import load_head
+from eyas.heads.config import Eagle1Config, HeadConfig, HeadOptions, MedusaConfig
+from eyas.heads.eagle1 import Eagle1Head
+from eyas.heads.eagle3 import Eagle3Head
+from eyas.heads.files import load_head, projection_of
+from eyas.heads.head import DraftHead
+from eyas.heads.layer import DraftLayer
+from eyas.heads.medusa import MedusaHead
 from eyas.target import Target
 
 Start = Literal["warm", "random"]
@@ -26,17 +30,51 @@ def new_head(
     counterpart for stay random.
     """
     config = HeadConfig.for_target(target, draft_vocab_size=len(d2t), options=options)
-    generator = torch.Generator().manual_seed(seed)
     head = Eagle3Head(config, target.embedding.float(), d2t.to(target.device))
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            if parameter.ndim == 2:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
-            elif "norm" in name:
-                parameter.fill_(1.0)
-        if start == "warm":
-            _warm(head, target)
+    _randomise(head, seed)
+    if start == "warm":
+        _warm(head, target)
     return head.to(target.device)
+
+
+def new_eagle1_head(target: Target, *, start: Start = "warm", seed: int = 0) -> Eagle1Head:
+    """An EAGLE-1 head for `target`, float32. "warm" begins with a fusion that passes the feature through, so that it is the
+    first guess at the next one; the target's last layer is no start here, since it writes to the stream before the norm."""
+    head = Eagle1Head(Eagle1Config.for_target(target), target.embedding.float(), projection_of(target))
+    _randomise(head, seed)
+    if start == "warm":
+        h = head.config.hidden_size
+        with torch.no_grad():
+            head.fc.weight.zero_()
+            head.fc.weight[:, h:].copy_(torch.eye(h))
+    return head.to(target.device)
+
+
+def new_medusa_head(target: Target, d2t: Tensor, num_heads: int) -> MedusaHead:
+    """Medusa heads for `target` with draft vocabulary offsets `d2t` int64 [D], float32, begun as the paper has it: residual
+    blocks of zero before the target's own projection."""
+    config = MedusaConfig(
+        hidden_size=target.hidden_size, vocab_size=target.vocab_size, draft_vocab_size=len(d2t), num_heads=num_heads,
+        target_name=target.name, target_fingerprint=target.fingerprint,
+    )  # fmt: skip
+    head = MedusaHead(config, d2t.to(target.device))
+    rows = projection_of(target)[head.draft_ids(head.d2t)]  # [D, H]
+    with torch.no_grad():
+        for parameter in head.blocks.parameters():
+            parameter.zero_()
+        for parameter in head.lm_heads.parameters():
+            parameter.copy_(rows)
+    return head.to(target.device)
+
+
+@torch.no_grad()
+def _randomise(head: DraftHead, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in head.named_parameters():
+        if parameter.ndim == 2:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+        else:
+            parameter.fill_(1.0 if "norm" in name else 0.0)
 
 
 def head_from(folder: Path | str, target: Target, d2t: Tensor | None = None, *, seed: int = 0) -> Eagle3Head:
@@ -66,6 +104,7 @@ def head_from(folder: Path | str, target: Target, d2t: Tensor | None = None, *, 
     return remapped.train()
 
 
+@torch.no_grad()
 def _warm(head: Eagle3Head, target: Target) -> None:
     """Copy what the target has a counterpart for.
 

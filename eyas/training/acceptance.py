@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from eyas.data.batches import Batch
-from eyas.heads.eagle3 import Eagle3Head
-from eyas.training.unroll import Step, unroll
+from eyas.heads.head import DraftHead
+from eyas.training.unroll import Step, predictions
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Judged(NamedTuple):
     right: Tensor
 
 
-def judge(head: Eagle3Head, batch: Batch, steps: int, target_ids: Tensor) -> Iterator[Judged]:
+def judge(head: DraftHead, batch: Batch, steps: int, target_ids: Tensor) -> Iterator[Judged]:
     """What a chain of `steps` drafts from every position of `batch` says, held against the tokens that follow there.
 
     `target_ids` int64 [D] are the target's ids of the draft ids.
@@ -59,7 +59,7 @@ def judge(head: Eagle3Head, batch: Batch, steps: int, target_ids: Tensor) -> Ite
     everything = torch.ones_like(head.t2d)  # also where the teacher's token is outside the draft vocabulary: a miss
     masks = torch.stack([batch.carries_loss(i, everything) for i in range(steps)])
     alive = torch.ones_like(batch.place, dtype=torch.bool)  # [T]
-    for step in unroll(head, batch, masks):
+    for step in predictions(head, batch, masks):
         still = alive[step.slots]  # [n]
         right = target_ids[step.logits.argmax(-1)] == batch.tokens[step.token_index]  # [n]
         yield Judged(step, still, right)
@@ -67,7 +67,7 @@ def judge(head: Eagle3Head, batch: Batch, steps: int, target_ids: Tensor) -> Ite
 
 
 @torch.no_grad()
-def measure(head: Eagle3Head, batches: Iterable[Batch], steps: int) -> Acceptance:
+def measure(head: DraftHead, batches: Iterable[Batch], steps: int) -> Acceptance:
     """n-alpha of depths 1..`steps` over `batches`, at every position whose next token the target wrote."""
     offered, accepted = [0] * steps, [0] * steps
     target_ids = head.draft_ids(head.d2t)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,7 +11,17 @@ from eyas.errors import EyasError
 from eyas.heads.config import HeadOptions
 from eyas.training.losses import LossName
 
+DrafterName = Literal["eagle3", "eagle1", "medusa"]
 Precision = Literal["fp32", "bf16", "fp16"]
+
+
+# What EAGLE-1's and Medusa's own papers train with, where it differs from what suits EAGLE-3.
+_PUBLISHED: dict[Any, dict[str, Any]] = {
+    "eagle1": {
+        "unroll": 1, "grow_until": 0.0, "step_weight": (0.1,), "feature_weight": 10.0, "feature_noise": 0.2, "eval_depth": 5,
+    },
+    "medusa": {"unroll": 4, "grow_until": 0.0, "loss": "hard_ce"},
+}  # fmt: skip
 
 
 class TrainConfig(BaseModel):
@@ -25,6 +35,7 @@ class TrainConfig(BaseModel):
     steps: int | None = Field(default=None, gt=0, description="optimiser steps; exact and repeatable")
     minutes: float | None = Field(default=None, gt=0, description="time budget instead of a number of steps")
 
+    drafter: DrafterName = Field(default="eagle3", description="eagle3, eagle1 (EAGLE-2 decodes the same head) or medusa")
     init_from: str = Field(default="target", description="target (warm start), random, or the folder of a head")
     remap_vocabulary: bool = Field(default=False, description="give a head to start from a vocabulary chosen from the texts")
     draft_vocab_size: int | None = Field(default=None, gt=0, description="D; None: 8192, or that of the head to start from")
@@ -37,7 +48,10 @@ class TrainConfig(BaseModel):
     step_weight: float | tuple[float, ...] = Field(
         default=0.8, description="w: step i of the unroll counts w ** i; or one weight for each of the K steps"
     )
-    feature_weight: float = Field(default=0.0, ge=0, description="of EAGLE-1's feature loss, which EAGLE-3 has dropped")
+    feature_weight: float = Field(
+        default=0.0, ge=0, description="of EAGLE-1's feature loss (10 there) beside the token loss; EAGLE-3 has none"
+    )
+    feature_noise: float = Field(default=0.0, ge=0, description="width of the uniform noise on the taps (EAGLE-1: 0.2)")
 
     learning_rate: float = Field(default=1e-3, gt=0)
     final_rate: float = Field(default=0.05, ge=0, le=1, description="share of the learning rate left at the end")
@@ -56,7 +70,16 @@ class TrainConfig(BaseModel):
     eval_prompts: int = Field(default=8, ge=0, description="held-out prompts the engine answers at each; 0: none")
     eval_tokens: int = Field(default=48, ge=2, description="tokens of each of these answers")
     eval_tree: str = Field(default="3x3x5", description="draft tree they are answered with")
+    eval_depth: int | None = Field(default=None, gt=0, description="depth of the chains estimated; None: the unroll's")
     patience: int | None = Field(default=None, gt=0, description="evaluations without a better head that end the run")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, given: Any) -> Any:
+        """Other drafters begin with their own papers' settings."""
+        if not isinstance(given, dict) or given.get("drafter") not in _PUBLISHED:
+            return given
+        return {**_PUBLISHED[given["drafter"]], **given}
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainConfig:
@@ -67,12 +90,22 @@ class TrainConfig(BaseModel):
             raise ValueError(f"step_weight gives {len(weights)} weights for an unroll of {self.unroll}")
         if min(weights) < 0 or max(weights) <= 0:
             raise ValueError("step_weight must be positive")
+        if self.drafter != "eagle3" and (self.init_from not in ("target", "random") or self.head != HeadOptions()):
+            raise ValueError(f"a drafter of the kind {self.drafter} has one shape, and starts from target or random only")
+        if self.drafter == "eagle1" and self.draft_vocab_size is not None:
+            raise ValueError("an EAGLE-1 head drafts the whole vocabulary; leave out draft_vocab_size")
+        if self.drafter == "medusa" and self.init_from == "random":
+            raise ValueError("Medusa heads start from the target's projection; leave init_from at target")
+        if self.drafter == "medusa" and self.feature_weight:
+            raise ValueError("Medusa heads predict no features; leave feature_weight at 0")
         if self.remap_vocabulary and self.init_from in ("target", "random"):
             raise ValueError("remap_vocabulary needs a head to start from (init_from)")
         try:
-            TreeShape.parse(self.eval_tree)
+            depth = TreeShape.parse(self.eval_tree).depth
         except EyasError as error:
             raise ValueError(str(error)) from error
+        if self.drafter == "medusa" and max(depth, self.eval_depth or 0) > self.unroll:
+            raise ValueError(f"{self.unroll} Medusa heads draft no deeper than {self.unroll}; lower eval_tree or eval_depth")
         return self
 
     @property

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eyas.chat import Sample
-from eyas.decoding.drafters import Eagle3Drafter
+from eyas.decoding.drafters.opening import drafter_of
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats
 from eyas.decoding.tree import TreeShape
-from eyas.heads.eagle3 import Eagle3Head
+from eyas.heads.head import DraftHead
 from eyas.target import Target
 
 
@@ -31,13 +31,13 @@ class EngineJudge:
         fitting = [p for p in prompts if 0 < len(p) <= target.max_length - max_new_tokens]
         return cls(target, tuple(fitting[:count]), max_new_tokens, tree)
 
-    def __call__(self, head: Eagle3Head) -> Stats:
+    def __call__(self, head: DraftHead) -> Stats:
         """What came of decoding with `head`; its tau is tokens emitted by rounds / rounds."""
         training = head.training
         try:
             longest = max(len(p) for p in self.prompts)
             engine = Engine(
-                self.target, Eagle3Drafter(self.target, head), tree=self.tree, max_rows=len(self.prompts),
+                self.target, drafter_of(self.target, head), tree=self.tree, max_rows=len(self.prompts),
                 max_length=longest + self.max_new_tokens,
             )  # fmt: skip
             params = SamplingParams(max_new_tokens=self.max_new_tokens)

@@ -22,8 +22,8 @@ from eyas.data.features import Features
 from eyas.decoding.stats import Stats
 from eyas.errors import EyasError, why_not_written
 from eyas.files import write_text
-from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.files import save_head
+from eyas.heads.head import DraftHead
 from eyas.progress import Interrupt, Meter, progress
 from eyas.training.acceptance import Acceptance, measure
 from eyas.training.checkpoint import load_state, save_state
@@ -35,7 +35,7 @@ CHECKPOINT_EVERY_S = 60.0
 EVALUATIONS_SHARE = 0.1  # of the time, at most, in a run that is bounded by time (its last evaluation aside)
 _PLACE = ("step", "elapsed", "evaluating", "tokens", "skipped", "epoch", "batch_in_epoch", "evaluated", "without_better")
 
-Judge = Callable[[Eagle3Head], Stats]
+Judge = Callable[[DraftHead], Stats]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Trainer:
     """
 
     def __init__(
-        self, head: Eagle3Head, texts: Sequence[Features], held_out: Sequence[Features], config: TrainConfig, out: Path, *,
+        self, head: DraftHead, texts: Sequence[Features], held_out: Sequence[Features], config: TrainConfig, out: Path, *,
         judge: Judge | None = None, workers: Workers | None = None,
     ) -> None:  # fmt: skip
         self.texts, self.held_out, self.config, self.out, self.judge = texts, held_out, config, out, judge
@@ -173,7 +173,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate_at(self.progress)
         mine = numbers[self.workers.number :: self.workers.count]
-        batches = [Batch.of([self.texts[n] for n in part], self.device) for part in mine]
+        batches = [self._noised(Batch.of([self.texts[n] for n in part], self.device), at) for at, part in enumerate(mine)]
         losses, right, predictions = self.backward(batches, self.config.unroll_at(self.progress))
         norm = self.workers.clip(self.config.clip) if predictions else 0.0
         finite = math.isfinite(norm)
@@ -184,6 +184,14 @@ class Trainer:
         self.tokens += predictions
         self.skipped += not finite
         return StepFigures(losses, right, predictions, norm, not finite or not predictions)
+
+    def _noised(self, batch: Batch, number: int) -> Batch:
+        """Micro-batch `number` of this process with the noise that its place in the run alone decides."""
+        if not self.config.feature_noise:
+            return batch
+        place = (self.config.seed, self.step, self.workers.number, number)
+        generator = torch.Generator().manual_seed(hash(place))
+        return batch.noised(self.config.feature_noise, generator)
 
     def backward(self, batches: Sequence[Batch], steps: int) -> tuple[list[float], list[float], int]:
         """Add the gradients of one optimiser step over this process's micro-batches, `steps` of the unroll deep.
@@ -254,10 +262,10 @@ class Trainer:
         self.save()  # so that a kill cannot leave a head in `out` that the state knows nothing of
         return evaluation
 
-    def _measure(self, head: Eagle3Head) -> Evaluation:
+    def _measure(self, head: DraftHead) -> Evaluation:
         head.eval()
         batches = (Batch.of(self.held_out[i : i + 8], self.device) for i in range(0, len(self.held_out), 8))
-        acceptance = measure(head, batches, self.config.unroll)
+        acceptance = measure(head, batches, self.config.eval_depth or self.config.unroll)
         tau = None if self.judge is None else self.judge(head).tau
         head.train()
         return Evaluation(acceptance, tau)

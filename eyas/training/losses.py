@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from eyas.heads.eagle3 import Eagle3Head
+from eyas.heads.head import DraftHead
 
 LossName = Literal["soft_ce", "hard_ce", "forward_kl", "reverse_kl", "tv", "lk_alpha", "lk_lambda"]
 FLOOR = 1e-8  # stands for a probability that half precision rounded to zero
@@ -42,7 +42,7 @@ class TeacherRows(NamedTuple):
 class DraftTeacher:
     """The teacher's rows seen through the draft vocabulary of `head`: `teacher_ids` int64 [P, K] are the target's ids."""
 
-    def __init__(self, head: Eagle3Head, teacher_ids: Tensor, teacher_probs: Tensor) -> None:
+    def __init__(self, head: DraftHead, teacher_ids: Tensor, teacher_probs: Tensor) -> None:
         to_draft = torch.full_like(head.t2d, -1, dtype=torch.long)  # [V]
         to_draft[head.draft_ids(head.d2t)] = torch.arange(len(head.d2t), device=head.d2t.device)
         ids = to_draft[teacher_ids]  # [P, K]

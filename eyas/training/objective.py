@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from eyas.data.batches import Batch
 from eyas.errors import EyasError
-from eyas.heads.eagle3 import Eagle3Head
+from eyas.heads.config import HeadConfig
+from eyas.heads.head import DraftHead, StateHead
 from eyas.training.config import TrainConfig
 from eyas.training.losses import DraftTeacher, loss_function
-from eyas.training.unroll import Step, loss_masks, unroll
+from eyas.training.unroll import Step, loss_masks, predictions
 
 
 class Part(NamedTuple):
@@ -31,20 +32,21 @@ class Objective(nn.Module):
 
     Loss = sum over steps i of weight_i * mean over the step's loss-bearing slots of ALL micro-batches of an optimiser step,
     so it depends on neither padding nor how the texts are split into batches. With `feature_weight` the state of step i at
-    slot t is also drawn to the high tap of slot t+1+i, in whose place it is read next (EAGLE-1, smooth L1).
+    slot t is also drawn to the last tap of slot t+1+i, in whose place it is read next (EAGLE-1, smooth L1).
 
     Raises EyasError when the feature loss is asked of a head of another width than its target's.
     """
 
-    def __init__(self, head: Eagle3Head, config: TrainConfig) -> None:
+    def __init__(self, head: DraftHead, config: TrainConfig) -> None:
         super().__init__()
         self.head, self.config = head, config
         self.loss = loss_function(config.loss, lk_decay=config.lk_decay)
         if config.compile:  # what is elementwise over many values; attention's shapes change with every text
             self.loss = torch.compile(self.loss, dynamic=True)
-            for layer in head.decoder_layers:
+            for layer in head.decoder_layers if isinstance(head, StateHead) else ():
                 layer.mlp.compile(dynamic=True)
-        if config.feature_weight and head.config.hidden_size != head.config.target_hidden_size:
+        narrow = isinstance(head.config, HeadConfig) and head.config.hidden_size != head.config.target_hidden_size
+        if config.feature_weight and narrow:
             raise EyasError("the feature loss compares states with taps: leave feature_weight at 0 for a head of another width")
 
     def masks(self, batches: Sequence[Batch], steps: int) -> list[Tensor]:
@@ -57,7 +59,7 @@ class Objective(nn.Module):
         losses, right = torch.zeros_like(counts), torch.zeros_like(counts)
         teacher = DraftTeacher(self.head, batch.teacher_ids, batch.teacher_probs)
         parts = []
-        for i, step in enumerate(unroll(self.head, batch, masks)):
+        for i, step in enumerate(predictions(self.head, batch, masks)):
             if not len(step.slots):
                 continue
             rows = teacher.rows(step.teacher_row)
@@ -72,6 +74,6 @@ class Objective(nn.Module):
         return Part(torch.stack(parts).sum(), losses, right)
 
     def _feature_loss(self, batch: Batch, step: Step, i: int) -> Tensor:
-        width = self.head.config.target_hidden_size
+        width = step.states.shape[-1]
         feature = batch.taps[step.slots + 1 + i, -width:]  # [n, H]: a token to predict at t+2+i means a slot at t+1+i
         return F.smooth_l1_loss(step.states.float(), feature, reduction="none").mean(-1).sum()

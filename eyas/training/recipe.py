@@ -20,9 +20,9 @@ from eyas.errors import EyasError
 from eyas.estimate import Consent, admit
 from eyas.files import write_text
 from eyas.heads.config import DRAFT_VOCABULARY, HeadOptions
-from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.files import tap_ids
-from eyas.heads.start import Start, head_from, new_head
+from eyas.heads.head import DraftHead
+from eyas.heads.start import Start, head_from, new_eagle1_head, new_head, new_medusa_head
 from eyas.heads.vocab import choose_vocabulary, count_tokens, coverage
 from eyas.progress import Interrupt, console, progress
 from eyas.target import Target
@@ -53,7 +53,7 @@ def train(
     target: Target, samples: Sequence[Sample], out: Path, config: TrainConfig, *, features: Path,
     held_out: float = 0.05, max_length: int = 1024, track: Sequence[str] = (), consent: Consent | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Train a head for `target` on `samples` and leave the best one in `out`; a run in `out` is taken up where it stopped.
+    """Train a drafter for `target` on `samples` and leave the best one in `out`; a run in `out` is taken up where it stopped.
 
     `features` is the folder of the feature store: what it lacks is read from the target first. `held_out` is the share (or,
     from 1 on, the number) of texts that the run never sees, so that the head can be measured on them; as many again choose
@@ -63,12 +63,28 @@ def train(
     """
     workers = Workers(target.device, precision=config.precision, shard=config.shard, track=track, out=out)
     console.quiet = not workers.first
-    consent = consent or Consent()
     texts = split_for_training(samples, held_out=held_out, max_length=max_length, seed=config.seed)
     if texts.dropped:
         console.print(f"{texts.dropped} texts have no supervised token within {max_length} tokens and are left out")
+    return train_on(
+        target, texts.learn, texts.choose, out, config, features=features, others=texts.aside, workers=workers, consent=consent
+    )  # fmt: skip
+
+
+def train_on(
+    target: Target, learn: list[Sample], choose: list[Sample], out: Path, config: TrainConfig, *, features: Path,
+    others: Sequence[Sample] = (), workers: Workers | None = None, consent: Consent | None = None,
+) -> Evaluation:  # fmt: skip
+    """As `train`, on the very texts to `learn` from and to `choose` the best head by.
+
+    A run that is taken up may have begun when some of these were among the `others`.
+    """
+    workers = workers or Workers(target.device, precision=config.precision, shard=config.shard)
+    consent = consent or Consent()
+    if config.drafter != "eagle3":
+        target = target.tapped((target.num_layers,))
     with workers.first_alone():
-        learn, choose = _settle(out, config, target, [*texts.learn, *texts.choose, *texts.aside], texts.learn, texts.choose)
+        learn, choose = _settle(out, config, target, [*learn, *choose, *others], learn, choose)
         with FeatureStore(features, target) as store:
             complete(store, target, [*learn, *choose], consent)
     counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
@@ -95,12 +111,16 @@ def train(
         workers.end_tracking()
 
 
-def starting_head(target: Target, config: TrainConfig, counts: Tensor) -> Eagle3Head:
+def starting_head(target: Target, config: TrainConfig, counts: Tensor) -> DraftHead:
     """The head that a run begins with; `counts` int64 [V] of the supervised tokens choose its vocabulary where it is new.
 
     Raises EyasError when the settings contradict the head to start from.
     """
     size = min(config.draft_vocab_size or DRAFT_VOCABULARY, target.vocab_size)
+    if config.drafter == "medusa":
+        return new_medusa_head(target, choose_vocabulary(counts, size), config.unroll)
+    if config.drafter == "eagle1":
+        return new_eagle1_head(target, start="random" if config.init_from == "random" else "warm", seed=config.seed)
     if config.init_from in ("target", "random"):
         start: Start = "warm" if config.init_from == "target" else "random"
         return new_head(target, choose_vocabulary(counts, size), start=start, seed=config.seed, options=config.head)
@@ -183,6 +203,7 @@ def complete(store: FeatureStore, target: Target, samples: Sequence[Sample], con
     admit(reading_forecast(store, target, missing), consent or Consent())
     missing = [s for s in missing if text_key(s) not in store]
     tokens = sum(len(s.ids) for s in missing)
+    target = target.tapped(store.taps)
     with progress("features", tokens, "tokens") as meter, Interrupt() as interrupt:
         for sample in missing:
             store.add(read_features(target, sample))

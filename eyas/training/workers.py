@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from eyas.errors import EyasError
-from eyas.heads.eagle3 import Eagle3Head
+from eyas.heads.head import DraftHead
 from eyas.training.config import Precision
 from eyas.training.objective import Objective
 
@@ -63,7 +63,7 @@ class Workers:
         """The objective and its optimiser as this process uses them."""
         self._objective = objective
         if self.shard:
-            self._whole: Eagle3Head | None = copy.deepcopy(objective.head)
+            self._whole: DraftHead | None = copy.deepcopy(objective.head)
             self._model: Any = fully_shard(objective)  # type: ignore[call-overload]
         else:
             self._whole = None
@@ -71,7 +71,7 @@ class Workers:
         self._optimizer: Any = self._accelerator.prepare_optimizer(optimizer_of(self._model.parameters()))
         return self._model, self._optimizer
 
-    def head(self) -> Eagle3Head:
+    def head(self) -> DraftHead:
         """The head with all its weights; every process must ask."""
         if self._whole is None:
             return self._objective.head

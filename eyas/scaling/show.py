@@ -1,0 +1,98 @@
+"""A study's result as people read it: a table, sentences on what more data would bring, and a plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from eyas.bench.figures import Interval
+from eyas.files import replacing
+from eyas.scaling.fit import STEP, Curve
+from eyas.scaling.plan import NAMES, Budget
+from eyas.scaling.study import StudyResult
+
+Panel = Literal["tau_chain", "tau", "speedup"]
+PANELS: dict[Panel, str] = {
+    "tau_chain": "tau of a greedy chain, estimated",
+    "tau": "tau of decoding",
+    "speedup": "speed-up over plain decoding",
+}
+TOLD: dict[Budget, str] = {"epochs": "equal epochs", "steps": "equal steps"}
+
+
+def table(result: StudyResult) -> Table:
+    """One row an arm."""
+    shown = Table(title=f"acceptance against data: {result.target}, tree {result.study.tree}, T {result.study.temperature:g}")
+    for name in ("drafter", "data", "texts", "tokens", "budget", "steps", "tau", "tau of a chain", "n-alpha 1..5", "speed-up"):
+        shown.add_column(name, justify="left" if name in ("drafter", "budget") else "right")
+    for o in sorted(result.outcomes, key=lambda o: (o.budget, o.drafter, o.size)):
+        m = o.measured
+        alphas = " ".join(f"{a:.2f}" for a in m.n_alpha)
+        shown.add_row(
+            NAMES[o.drafter], f"{o.size}x", str(o.texts), f"{o.tokens:,}", TOLD[o.budget], f"{o.steps:,}",
+            _interval(m.tau), _interval(m.tau_chain), alphas, _interval(m.speedup) + ("" if m.identical else " TEXT DIFFERS"),
+        )  # fmt: skip
+    return shown
+
+
+def sentences(result: StudyResult) -> list[str]:
+    """What the curves say."""
+    told = []
+    for budget in get_args(Budget):
+        for drafter in result.study.drafters:
+            curve = result.curve(drafter, budget, "tau_chain")
+            if curve is not None:
+                grows = f"a chain's tau changes by {_interval(curve.per_doubling)} with every doubling of the data"
+                told.append(f"{NAMES[drafter]}, {TOLD[budget]}: {grows}; {_price(curve)}")
+    return told
+
+
+def plot(result: StudyResult, path: Path) -> None:
+    """tau and speed-up against data, with intervals and fits, as an image at `path` (svg or png)."""
+    budgets: list[Budget] = [b for b in get_args(Budget) if any(result.of(d, b) for d in result.study.drafters)]
+    with matplotlib.rc_context({"svg.hashsalt": "eyas", "font.size": 10}):
+        figure = Figure(figsize=(5.2 * len(budgets), 9.6), layout="constrained")
+        panels = figure.subplots(len(PANELS), len(budgets), squeeze=False, sharey="row")
+        for column, budget in enumerate(budgets):
+            for row, (name, label) in enumerate(PANELS.items()):
+                _panel(panels[row, column], result, budget, name)
+                panels[row, 0].set_ylabel(label)
+            panels[0, column].set_title(TOLD[budget])
+        with replacing(path) as part:
+            figure.savefig(part, format=path.suffix.removeprefix("."), metadata={"Date": None} if path.suffix == ".svg" else {})
+
+
+def _panel(axes: Axes, result: StudyResult, budget: Budget, figure: Panel) -> None:
+    for number, drafter in enumerate(result.study.drafters):
+        done = result.of(drafter, budget)
+        found: list[Interval] = [getattr(o.measured, figure) for o in done]
+        values = [f.value for f in found]
+        below, above = [f.value - f.low for f in found], [f.high - f.value for f in found]
+        sizes = [o.size for o in done]
+        axes.errorbar(sizes, values, (below, above), fmt="o", capsize=3, color=f"C{number}", label=NAMES[drafter])
+        curve = None if figure == "speedup" else result.curve(drafter, budget, figure)
+        if curve is not None:
+            ends = [result.study.sizes[0], result.study.sizes[-1]]
+            bits = np.log2(ends)
+            axes.plot(ends, curve.at_one + curve.per_doubling.value * bits, color=f"C{number}", alpha=0.6)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(result.study.sizes, [f"{size}x" for size in result.study.sizes])
+    axes.set_xlabel(f"training data (1x = {result.study.texts} texts)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+
+
+def _interval(found: Interval) -> str:
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def _price(curve: Curve) -> str:
+    if curve.factor is None:
+        return f"no amount of data for the next +{STEP} can be told from this"
+    return f"the next +{STEP} of tau would take {curve.factor:.1f} times the data"
