@@ -74,11 +74,12 @@ def test_faults_of_contestants_are_one_line(told: list[str], why: str) -> None:
 
 def test_a_drafter_is_opened_with_its_target(head: Path) -> None:
     plain, mine = parse_contestants([f"mine={head}@2x2x4"])
-    assert enter(plain, tiny_target()).opened is None
+    assert enter(plain, tiny_target()).opened.drafter is None
     entrant = enter(mine, tiny_target())
     assert entrant.entry.hash == head_hash(head) and entrant.entry.tree == "2x2x4"
     engine = entrant.engine(max_rows=2, max_length=64)
     assert str(engine.policy) == "2x2x4" and engine.max_rows == 2
+    assert enter(parse_contestants(["lookup@chain:3"])[1], tiny_target()).entry.hash == ""
     with pytest.raises(EyasError, match="none"):
         enter(Contestant("x", str(head.parent / "none")), tiny_target())
     with pytest.raises(EyasError, match="top_k 200 is more than"):

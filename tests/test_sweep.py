@@ -79,7 +79,7 @@ def pooled_tau(report: Report, tree: str) -> float:
 
 
 def test_a_sweep_races_every_tree_and_predicts_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EYAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("eyas.decoding.costs.cache_dir", lambda: tmp_path / "cache")
     monkeypatch.setattr("eyas.bench.race.WARM_UP_TOKENS", 2)
     save_head(new_head(tiny_target(), torch.zeros(tiny_target().vocab_size, dtype=torch.long)), tmp_path / "head")
     drafter = Contestant("head", str(tmp_path / "head"))

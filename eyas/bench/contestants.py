@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.bench.figures import PLAIN, Entry
-from eyas.decoding.drafters.opening import Opened, open_drafter
+from eyas.decoding.drafters.opening import Opened, open_drafter, taps_named
 from eyas.decoding.engine import Engine
 from eyas.decoding.static_tree import StaticTree, parse_tree
 from eyas.decoding.tree import TreeShape
@@ -60,31 +60,32 @@ def _short(source: str) -> str:
     return "+".join(Path(part).name or part for part in source.split("+"))
 
 
+def taps_of(contestants: Sequence[Contestant]) -> tuple[int, ...] | None:
+    """The taps to load their target with: those that the first of the drafters names; None: any will do."""
+    named = (taps_named(contestant.source) for contestant in contestants if contestant.source != PLAIN)
+    return next((taps for taps in named if taps), None)
+
+
 @dataclass(frozen=True)
 class Entrant:
-    """A contestant with its drafter at hand (None: plain decoding); `target` is the one that its engine is given."""
+    """A contestant, opened; `opened.target` is the one that its engine is given."""
 
     contestant: Contestant
-    target: Target
-    opened: Opened | None
+    opened: Opened
 
     def engine(self, *, max_rows: int, max_length: int, exact: bool = False) -> Engine:
         """A fresh engine. Raises EyasError when the tree does not fit the drafter or the cache not the memory."""
-        drafter = self.opened.drafter if self.opened else None
-        tree = self.contestant.tree if self.opened else None
-        return Engine(self.target, drafter, tree=tree, max_rows=max_rows, max_length=max_length, exact=exact)
+        target, drafter = self.opened.target, self.opened.drafter
+        return Engine(target, drafter, tree=self.contestant.tree, max_rows=max_rows, max_length=max_length, exact=exact)
 
     @property
     def entry(self) -> Entry:
         told = self.contestant
-        if self.opened is None:
-            return Entry(name=told.name, source=told.source)
-        return Entry(name=told.name, source=told.source, hash=self.opened.hash, tree=str(told.tree or "auto"))
+        tree = str(told.tree or "auto") if self.opened.drafter is not None else ""
+        return Entry(name=told.name, source=told.source, hash=self.opened.hash, tree=tree)
 
 
 def enter(contestant: Contestant, target: Target) -> Entrant:
     """Open the contestant's drafter. Raises EyasError, in one line, when there is no such drafter for `target`."""
-    if contestant.source == PLAIN:
-        return Entrant(contestant, target, None)
-    opened = open_drafter(contestant.source, target)
-    return Entrant(contestant, opened.target, opened)
+    plain = contestant.source == PLAIN
+    return Entrant(contestant, Opened(target, None, "") if plain else open_drafter(contestant.source, target))

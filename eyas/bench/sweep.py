@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,8 +19,7 @@ from eyas.bench.grid import Report
 from eyas.bench.prediction import BreakEven, Cell, ForwardTimes, Sweep, break_evens, pays_up_to, speedups
 from eyas.bench.report import span
 from eyas.bench.run import Plan, run_bench
-from eyas.decoding.costs import CONTEXT, Bench, measured
-from eyas.decoding.engine import Engine
+from eyas.decoding.costs import CONTEXT
 from eyas.decoding.planner import Planner
 from eyas.decoding.static_tree import parse_tree
 from eyas.errors import EyasError
@@ -58,9 +58,10 @@ def run_sweep(
         raise EyasError("a sweep compares trees of a drafter; plain decoding has none")
     contestants = tree_contestants(drafter, trees)
     report = run_bench(target, contestants, plan, exact=exact, path=path, fresh=fresh)
+    report.sweep = None  # of an earlier, smaller one
     if any(cell in report.unfinished for cell in plan.cells):
         return report
-    races = [race for cell in plan.cells if (race := report.race(cell)) is not None]
+    races = [race for cell in sorted(plan.cells) if (race := report.race(cell)) is not None]
     here = forward_times(target, drafter, max(plan.batches))
     report.sweep = analysed(drafter, contestants, races, here, elsewhere)
     if path is not None:
@@ -70,11 +71,9 @@ def run_sweep(
 
 def forward_times(target: Target, drafter: Contestant, rows: int) -> ForwardTimes:
     """What forwards over up to `rows` rows cost on this machine, as the planner knows it; measured where it does not yet."""
-    entrant = enter(drafter, target)
-    assert entrant.opened is not None
-    shape = Planner.largest(len(entrant.opened.drafter.target_ids))
-    engine = Engine(entrant.target, entrant.opened.drafter, tree=shape, max_rows=rows, max_length=ROOM)
-    costs = measured(Bench(engine.target, engine.cache, entrant.opened.drafter), shape.top_k)
+    engine = enter(replace(drafter, tree=None), target).engine(max_rows=rows, max_length=ROOM)
+    assert isinstance(engine.policy, Planner)
+    costs = engine.policy.costs
     return ForwardTimes(
         machine=machine.accelerated(target.device), threads=torch.get_num_threads(), fingerprint=target.fingerprint,
         weights=target.weights, drafter=drafter.source, costs=costs,

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from eyas.bench.compare import compare as compare_reports
 from eyas.bench.compare import comparison_table
-from eyas.bench.contestants import Contestant, parse_contestants
+from eyas.bench.contestants import Contestant, parse_contestants, taps_of
 from eyas.bench.figures import PLAIN, RaceReport
 from eyas.bench.grid import Report
 from eyas.bench.page import write_html
@@ -41,7 +41,9 @@ def bench(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            "--drafter", "--head", help="[NAME=]SOURCE[@TREE], SOURCE a head's folder or plain; repeatable, to race several"
+            "--drafter",
+            "--head",
+            help="[NAME=]SOURCE[@TREE]: a head's folder, lookup, llm:MODEL, FOLDER+lookup, plain; repeatable",
         ),
     ] = None,
     suite: Annotated[
@@ -106,7 +108,7 @@ def bench(
     params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed, ignore_eos=sweep)
     plan = Plan([], params, temperatures or (0.0,), batches or (BATCHES if sweep else (1,)))
     swept = _only_drafter(contestants) if sweep else None
-    model = target.load()
+    model = target.load(taps_of(contestants))
     names = split_names(suite or [])
     items = gather(model, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
     plan = replace(plan, items=items)
