@@ -228,7 +228,7 @@ def test_page_and_summary_of_a_grid(report: RaceReport, tmp_path: Path) -> None:
     assert text.count("<details") == 4 and "All races" in text and "Speed-up by batch size" in text
     assert "the best of 2 races" in text and "interrupted before all" in text
     shown = printed(summary(several), 100)
-    assert re.search(r"0 +1 +plain .*\n +EAGLE-3 .*yes\n0 +4 +plain", shown)
+    assert re.search(r"0 +1 +plain .*\n +EAGLE-3 .*yes *\n0 +4 +plain", shown)
     assert "not run to the end: T 1 at batch 1" in shown and "T 0, batch 4: noise" in shown
 
 

@@ -134,7 +134,7 @@ def batches(races: Sequence[RaceReport]) -> list[tuple[float, str]]:
             for i, name in enumerate(of_it[0].drafters):
                 spans = [race.drafters[name].speedup for race in of_it]
                 values = [s.value for s in spans]
-                around = [[s.value - s.low for s in spans], [s.high - s.value for s in spans]]
+                around = [[max(s.value - s.low, 0) for s in spans], [max(s.high - s.value, 0) for s in spans]]
                 axes.errorbar(sizes, values, around, color=SERIES[i % len(SERIES)], linewidth=1.6, marker="o", markersize=5)
             _powers(axes, sizes)
             found.append((temperature, _svg(figure, f"batches{len(found)}")))
