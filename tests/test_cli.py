@@ -129,7 +129,8 @@ def test_bad_input_is_one_line_and_a_code(
         (("bench", *target, "--prompts", prompt, "--temperature", "0,-1"), "temperature must be 0 or more"),
         (("bench", *target, "--prompts", prompt, "--tree", "2x2x3", "--tree", "auto"), "several trees"),
         (("bench", *target, "--prompts", prompt, "--sweep"), "give --drafter once"),
-        (("bench", *target, "--prompts", prompt, "--forward-times", prompt), "holds no forward times"),
+        (("bench", *target, "--prompts", prompt, "--forward-times", prompt), "add --sweep"),
+        (("bench", *target, "--prompts", prompt, "--sweep", "--forward-times", prompt), "holds no forward times"),
         (("bench", *target, "--prompts", prompt, "--json", prompt), "is not a report written by"),
         (("bench", "compare", prompt, prompt), "is not a report written by"),
     ]

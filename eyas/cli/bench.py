@@ -81,7 +81,10 @@ def bench(
         Path | None, typer.Option(help="with --sweep: write what forwards cost on this machine, to predict it elsewhere")
     ] = None,
     forward_times: Annotated[
-        Path | None, typer.Option(help="with --sweep: such a file from another machine; predicts where speculation pays there")
+        Path | None,
+        typer.Option(
+            help="with --sweep: a file that --sweep --write-forward-times wrote on another machine, to predict that one"
+        ),
     ] = None,
     json: Annotated[
         Path | None, typer.Option(help="write the report here, race by race; the same command goes on with it")
@@ -100,6 +103,8 @@ def bench(
         raise EyasError(
             "several trees: give --sweep, or one drafter for each, e.g. --drafter HEAD@chain:2 --drafter HEAD@3x3x5"
         )
+    if (forward_times or write_forward_times) and not sweep:
+        raise EyasError("forward times are read and written by a sweep; add --sweep")
     contestants = parse_contestants(drafter or [], parse_tree(trees[0]))
     elsewhere = ForwardTimes.read(forward_times) if forward_times else None
     log = log or _log_beside(contestants)
