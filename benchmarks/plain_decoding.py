@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM, LogitsProcessor
 
 from eyas.bench.arithmetic import bootstrap, by_prompt, speed_columns, speed_ratio
 from eyas.bench.figures import PLAIN, Interval, RaceReport
+from eyas.bench.items import Item
 from eyas.bench.race import Rules, race
-from eyas.bench.suites import Item
 from eyas.decoding.engine import Engine, Request, Result
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats

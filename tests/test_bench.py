@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from eyas.bench import race as race_module
-from eyas.bench.arithmetic import bootstrap, quotient, rounds_of, speed_ratio, tau_by_position
-from eyas.bench.compare import compare, comparison_table
+from eyas.bench.arithmetic import bootstrap, by_position, quotient, rounds_of, speed_ratio
+from eyas.bench.compare import compare, compare_races, comparison_table
 from eyas.bench.figures import PLAIN, RaceReport, Run
+from eyas.bench.grid import Report
+from eyas.bench.items import Item
 from eyas.bench.race import Rules, first_difference, race
-from eyas.bench.suites import Item, Suite, gather, read_suite, read_suites
+from eyas.bench.suites import Suite, gather, read_suite
 from eyas.chat import render
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request, Result
@@ -109,16 +111,16 @@ def test_faults_of_suites_are_told_in_one_line(tmp_path: Path) -> None:
     target = tiny_target()
     write_lines(tmp_path / "gsm8k.jsonl", {"id": "g", "turns": ["1+1?"]})
     with pytest.raises(EyasError, match="there is: gsm8k"):
-        read_suites(tmp_path, ["gsm8k", "mt_bench"], target)
+        gather(target, ["gsm8k", "mt_bench"], tmp_path)
     with pytest.raises(EyasError, match="no such file"):
         read_suite(tmp_path / "none.jsonl", target)
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(EyasError, match="no prompt"):
         read_suite(tmp_path / "empty.jsonl", target)
     with pytest.raises(EyasError, match="--suites"):
-        gather(target, ["gsm8k"], None, [])
+        gather(target, ["gsm8k"])
     with pytest.raises(EyasError, match="--prompts"):
-        gather(target, [], None, [])
+        gather(target, [])
     with pytest.raises(EyasError, match="twice"):
         gather(target, ["gsm8k"], tmp_path, [tmp_path / "gsm8k.jsonl"])
 
@@ -144,9 +146,9 @@ def test_rounds_agree_with_the_engines_own_count() -> None:
 
 def test_tau_by_position_counts_a_round_where_it_began() -> None:
     early = a_run(rounds=[1] * 30 + [4, 1])  # the round of 4 begins at position 31 and ends at 34
-    assert tau_by_position([early]) == {"0-31": 34 / 31, "32-63": 1.0}
+    assert {name: part.tau for name, part in by_position([early]).items()} == {"0-31": 34 / 31, "32-63": 1.0}
     late = a_run(rounds=[1] * 31 + [4, 1])  # position 0 is prefill's
-    assert tau_by_position([late]) == {"0-31": 1.0, "32-63": 2.5}
+    assert {name: part.tau for name, part in by_position([late]).items()} == {"0-31": 1.0, "32-63": 2.5}
 
 
 def test_bootstrap_interval_covers_and_is_reproducible() -> None:
@@ -270,8 +272,9 @@ def test_figures_follow_their_definitions(scripted: dict) -> None:
     assert fast.n_alpha == fast.joint == [1.0, 1.0, 1.0]
     assert plain.prefill_s == pytest.approx(1.5)
     assert (fast.share_draft, fast.share_verify, fast.share_other) == pytest.approx((0.25, 0.5, 0.25))
-    assert fast.tau_by_category == {"even": 4.0, "odd": 4.0}
-    assert list(fast.tau_by_turn) == ["1"]
+    assert {part: found.tau for part, found in fast.parts["category"].items()} == {"even": 4.0, "odd": 4.0}
+    assert list(fast.parts["turn"]) == ["1"]
+    assert fast.k == 3.0
     assert report.conditions.max_new_tokens == 9
     assert report.conditions.fingerprint == tiny_target().fingerprint
     assert fast.tree == "chain:3"
@@ -286,7 +289,7 @@ def test_every_drafter_reads_plain_decodings_answer(scripted: dict) -> None:
     assert scripted[PLAIN].prompts[-1] == two_turns().prompt(tiny_target(), [first])
     assert scripted["fast"].prompts[-1] == scripted[PLAIN].prompts[-1]
     assert [row.turn for row in report.rows] == [1, 2]
-    assert report.drafters["fast"].tau_by_turn == {"1": 3.5, "2": 3.5}
+    assert [part.tau for part in report.drafters["fast"].parts["turn"].values()] == [3.5, 3.5]
 
 
 def test_a_differing_answer_is_seen_and_placed(scripted: dict) -> None:
@@ -334,7 +337,7 @@ def test_ctrl_c_keeps_what_was_measured(scripted: dict) -> None:
 
 def test_batch_decodes_groups_and_shares_seconds_by_tokens(scripted: dict) -> None:
     report = run(scripted, prompts(4), batch=2)
-    assert scripted[PLAIN].journal[2:] == [PLAIN, PLAIN, "fast", "fast", "fast", "fast", PLAIN, PLAIN]
+    assert scripted[PLAIN].journal[4:] == [PLAIN, PLAIN, "fast", "fast", "fast", "fast", PLAIN, PLAIN]
     assert report.drafters["fast"].speedup.value == pytest.approx(2.5)
     assert report.conditions.batch == 2
 
@@ -355,15 +358,22 @@ def test_a_race_needs_plain_decoding_and_prompts(scripted: dict) -> None:
         run(scripted, prompts(1), SamplingParams(max_new_tokens=1))
 
 
+def a_report(*races: RaceReport) -> Report:
+    return Report(contestants=[], planned=[one.cell for one in races], races=list(races))
+
+
 def test_report_survives_the_disk(scripted: dict, tmp_path: Path) -> None:
-    report = run(scripted, prompts(2), noise=1)
+    report = a_report(run(scripted, prompts(2), noise=1))
     report.write(tmp_path / "a.json")
-    assert RaceReport.read(tmp_path / "a.json") == report
+    assert Report.read(tmp_path / "a.json") == report
     (tmp_path / "b.json").write_text('{"rows": []}')
     with pytest.raises(EyasError, match="not a report"):
-        RaceReport.read(tmp_path / "b.json")
+        Report.read(tmp_path / "b.json")
     with pytest.raises(EyasError, match="cannot read"):
-        RaceReport.read(tmp_path / "c.json")
+        Report.read(tmp_path / "c.json")
+    (tmp_path / "d.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(EyasError, match="no text"):
+        Report.read(tmp_path / "d.json")
     with pytest.raises(EyasError, match="cannot write"):
         report.write(tmp_path / "a.json" / "b.json")  # under a file
 
@@ -373,17 +383,17 @@ def test_report_survives_the_disk(scripted: dict, tmp_path: Path) -> None:
 
 def test_compare_tells_change_from_noise(scripted: dict) -> None:
     before = run(scripted, prompts(6), noise=3)
-    again = compare(before, before)
+    again = compare_races(before, before)
     assert {c.verdict for c in again.changes} == {"same"}
     assert not again.conditions
     scripted["fast"].per_token = 0.03
     after = run(scripted, prompts(6), noise=3)
-    found = {(c.drafter, c.figure): c for c in compare(before, after).changes}
+    found = {(c.drafter, c.figure): c for c in compare_races(before, after).changes}
     assert found["fast", "speed-up"].verdict == "up"
     assert found["fast", "speed-up"].ratio.value == pytest.approx(4 / 3)
     assert found["fast", "tau"].verdict == "same"
     assert found[PLAIN, "tokens/s"].verdict == "same"
-    assert compare(after, before).changes[1].verdict == "down"
+    assert compare_races(after, before).changes[1].verdict == "down"
 
 
 def test_compare_does_not_call_noise_a_change(scripted: dict) -> None:
@@ -391,7 +401,7 @@ def test_compare_does_not_call_noise_a_change(scripted: dict) -> None:
     assert before.noise is not None
     before.noise.ratio.high = 1.05
     scripted["fast"].per_token = 0.04 / 1.03
-    found = {(c.drafter, c.figure): c for c in compare(before, run(scripted, prompts(6))).changes}
+    found = {(c.drafter, c.figure): c for c in compare_races(before, run(scripted, prompts(6))).changes}
     assert found["fast", "speed-up"].ratio.low > 1.02
     assert found["fast", "speed-up"].verdict == "same"
 
@@ -400,14 +410,25 @@ def test_compare_names_conditions_and_changed_answers(scripted: dict) -> None:
     before = run(scripted, prompts(3))
     scripted["fast"].flaw = 1
     after = run(scripted, prompts(4), SamplingParams(max_new_tokens=8, seed=5))
-    found = compare(before, after)
+    found = compare_races(before, after)
     assert ("seed", "0", "5") in found.conditions
     assert (found.prompts, found.left_out) == (3, 1)
     assert found.answers_changed == {PLAIN: 0, "fast": 3}
-    assert comparison_table(found)
     strangers = [Item("q", "s", "c", ids=(1, 2))]
     with pytest.raises(EyasError, match="share no prompt"):
-        compare(before, run(scripted, strangers))
+        compare_races(before, run(scripted, strangers))
+
+
+def test_compare_pairs_the_races_of_two_grids(scripted: dict) -> None:
+    cold, warm = (run(scripted, prompts(3), SamplingParams(max_new_tokens=8, temperature=t)) for t in (0.0, 1.0))
+    wide = run(scripted, prompts(4), batch=2)
+    found = compare(a_report(cold, warm), a_report(warm, wide, cold))
+    assert [(one.temperature, one.batch) for one in found.races] == [(0.0, 1), (1.0, 1)]
+    assert {change.verdict for one in found.races for change in one.changes} == {"same"}
+    assert found.left_out == ["T 0, batch 2"]
+    assert comparison_table(found)
+    with pytest.raises(EyasError, match="first: T 1 at batch 1; second: T 0 at batch 2"):
+        compare(a_report(warm), a_report(wide))
 
 
 # -- with the real engine ----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_the_commands_in_a_row(target_dir: Path, tmp_path: Path, capsys: pytest.
     assert eyas(*train) == 0  # finished already
 
     report, page = tmp_path / "report.json", tmp_path / "report.html"
-    bench = ("bench", "--head", head, "--prompts", answers, "--held-out", 2, "--max-new-tokens", 12, *target)
+    bench = ("bench", "--drafter", head, "--prompts", answers, "--held-out", 2, "--max-new-tokens", 12, *target)
     capsys.readouterr()
     assert eyas(*bench, "--json", report, "--html", page) == 0
     table = capsys.readouterr().out
@@ -57,6 +57,10 @@ def test_the_commands_in_a_row(target_dir: Path, tmp_path: Path, capsys: pytest.
     assert "http" not in page.read_text().replace("http://www.w3.org", "")  # self-contained
     assert eyas("generate", "hello", "--head", head, "--max-new-tokens", 8, *target) == 0
     assert eyas("bench", "compare", report, report) == 0
+    grid = ("bench", "--head", f"mine={head}@chain:1", "--prompts", prompts, "--limit", 2, "--temperature", "0,1", *target)
+    capsys.readouterr()
+    assert eyas(*grid, "--batch", 1, "--batch", 2, "--max-new-tokens", 4, "--json", tmp_path / "grid.json", "--html", page) == 0
+    assert "T 1, batch 2" in capsys.readouterr().out and page.read_text().count('class="race"') == 4
     assert eyas("data", "show", answers, *target) == 0
 
 
@@ -123,6 +127,8 @@ def test_bad_input_is_one_line_and_a_code(
     target = ("--target", target_dir)
     empty, masked, not_a_head = tmp_path / "empty.jsonl", tmp_path / "masked.jsonl", tmp_path / "plain"
     empty.write_text("")
+    prompt = tmp_path / "prompt.jsonl"
+    prompt.write_text(json.dumps({"prompt": "hello"}) + "\n")
     masked.write_text("".join(json.dumps({"id": str(i), "ids": [5, 6, 7], "prompt_len": 3}) + "\n" for i in range(4)))
     not_a_head.mkdir()
     cases: list[tuple[tuple[object, ...], str]] = [
@@ -151,6 +157,18 @@ def test_bad_input_is_one_line_and_a_code(
         (("generate", "x " * 600, *target), "tokens"),
         (("generate", "x", *target, "--temperature", "-1"), "temperature"),
         (("bench", *target, "--prompts", tmp_path / "nothing.jsonl"), "nothing.jsonl"),
+        (("bench", *target, "--suite", empty), "no prompt in it"),
+        (("bench", *target, "--suite", "nosuch"), "where is the suite 'nosuch'"),
+        (("bench", *target, "--drafter", not_a_head, "--prompts", prompt), "config.json is missing"),
+        (("bench", *target, "--prompts", prompt, "--batch", "1,0"), "a batch holds 1 prompt or more, not 0"),
+        (("bench", *target, "--prompts", prompt, "--batch", "two"), "--batch two: whole numbers"),
+        (("bench", *target, "--prompts", prompt, "--temperature", "0,-1"), "temperature must be 0 or more"),
+        (("bench", *target, "--prompts", prompt, "--tree", "2x2x3", "--tree", "auto"), "several trees"),
+        (("bench", *target, "--prompts", prompt, "--sweep"), "give --drafter once"),
+        (("bench", *target, "--prompts", prompt, "--forward-times", prompt), "add --sweep"),
+        (("bench", *target, "--prompts", prompt, "--sweep", "--forward-times", prompt), "holds no forward times"),
+        (("bench", *target, "--prompts", prompt, "--json", prompt), "is not a report written by"),
+        (("bench", "compare", prompt, prompt), "is not a report written by"),
     ]
     for arguments, told in cases:
         capsys.readouterr()

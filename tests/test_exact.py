@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from eyas.bench.contestants import parse_contestants
+from eyas.bench.items import Item
 from eyas.bench.report import figure_rows, footnotes
-from eyas.bench.run import run_bench
-from eyas.bench.suites import Item
+from eyas.bench.run import Plan, run_bench
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request, Result
 from eyas.decoding.exact import ROUNDING, near_ties, require_exact
@@ -127,13 +128,13 @@ def test_what_is_not_exact_is_refused_in_one_line() -> None:
 @needs_kernels
 def test_a_report_says_which_grade_it_is_of() -> None:
     items = [Item("a", "suite", "", ids=(5, 9, 30, 31))]
-    params = SamplingParams(max_new_tokens=8, ignore_eos=True)
-    report = run_bench(tiny_target(), {}, items, params)
+    plan, plain = Plan(items, SamplingParams(max_new_tokens=8, ignore_eos=True)), parse_contestants([])
+    (report,) = run_bench(tiny_target(), plain, plan).races
     assert ("near-ties", [str(report.rows[0].runs["plain"].near_ties)]) in list(figure_rows(report))
     assert "tokens exact up to near-ties" in footnotes(report)[0]
     with pytest.raises(EyasError, match="exact decoding is not possible"):
-        run_bench(tiny_target(), {}, items, params, exact=True)
-    exact = run_bench(target_of("llama", "fp32"), {}, items, params, exact=True)
+        run_bench(tiny_target(), plain, plan, exact=True)
+    (exact,) = run_bench(target_of("llama", "fp32"), plain, plan, exact=True).races
     assert "near-ties" not in dict(figure_rows(exact))
     assert "tokens bit-exact" in footnotes(exact)[0]
 

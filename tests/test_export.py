@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from eyas.bench.figures import PLAIN, RaceReport
+from eyas.bench.figures import PLAIN
+from eyas.bench.grid import Report
 from eyas.cli.main import main
 from eyas.decoding.sampling import SamplingParams
 from eyas.errors import EyasError
@@ -248,7 +249,7 @@ def test_the_model_card_tells_target_data_acceptance_and_licence(targets: dict[s
     assert card.startswith(f"---\nbase_model: {target.name}\nlicense: apache-2.0\n")
     assert target.fingerprint in card and "2, 4, 5" in card and "1,234 texts" in card and head_hash(folder) in card
     taus = [line for line in card.splitlines() if line.startswith("| asked |")]
-    found = RaceReport.read(report).drafters["mine"]
+    found = Report.read(report).races[0].drafters["mine"]
     assert taus == [f"| asked | {found.answers} | {found.tau.value:.2f} |"]
 
     save_head(random_head(target, draft_vocab=90), tmp_path / "other")
@@ -262,12 +263,13 @@ def test_the_model_card_tells_target_data_acceptance_and_licence(targets: dict[s
 
 def raced(target: Target, folder: Path, place: Path) -> Path:
     """The report of a real race of the head in `folder`, two prompts long."""
-    from eyas.bench.run import run_bench
-    from eyas.bench.suites import Item
+    from eyas.bench.contestants import parse_contestants
+    from eyas.bench.items import Item
+    from eyas.bench.run import Plan, run_bench
 
     items = [Item(str(i), "asked", "asked", ids=tuple(range(5 + i, 15 + i))) for i in range(2)]
-    report = run_bench(target, {"mine": folder}, items, SamplingParams(max_new_tokens=6))
-    assert set(report.drafters) == {PLAIN, "mine"}
+    report = run_bench(target, parse_contestants([f"mine={folder}"]), Plan(items, SamplingParams(max_new_tokens=6)))
+    assert set(report.races[0].drafters) == {PLAIN, "mine"}
     report.write(place / "report.json")
     return place / "report.json"
 

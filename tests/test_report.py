@@ -17,11 +17,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from eyas.bench.colour import ACCEPTED_STYLE, Colourer, Stretch, merged, stretches, styled
-from eyas.bench.figures import DEFINITIONS, PLAIN, RaceReport
+from eyas.bench.figures import DEFINITIONS, PLAIN, Entry, RaceReport
+from eyas.bench.grid import Report
+from eyas.bench.items import Item
+from eyas.bench.page import html, write_html
 from eyas.bench.plots import smooth
 from eyas.bench.race import Rules, race
-from eyas.bench.report import html, sample_text, span, table, write_html
-from eyas.bench.suites import Item
+from eyas.bench.report import sample_text, span, summary, table
 from eyas.bench.training_log import read_training_log
 from eyas.cli import generate as generate_command
 from eyas.cli.app import app
@@ -107,7 +109,12 @@ def report() -> RaceReport:
     }
     items = [Item(f"p{i}", "s", "c<&>", ({"role": "user", "content": f"<b>{i}</b>"},)) for i in range(3)]
     params = SamplingParams(max_new_tokens=20)
-    return race(target, engines, items, params, heads={"EAGLE-3": "abc123"}, rules=Rules(noise=1))
+    entry = Entry(name="EAGLE-3", source="runs/head", hash="abc123")
+    return race(target, engines, items, params, entries={"EAGLE-3": entry}, rules=Rules(noise=1))
+
+
+def grid(*races: RaceReport) -> Report:
+    return Report(contestants=[], planned=[one.cell for one in races], races=list(races))
 
 
 def printed(shown: object, width: int = 150) -> str:
@@ -194,7 +201,7 @@ def log_lines(path: Path, *, cut: bool = False) -> Path:
 
 def test_page_stands_alone(report: RaceReport, tmp_path: Path) -> None:
     log = read_training_log(log_lines(tmp_path / "log.jsonl"))
-    write_html(report, tmp_path / "page.html", log)
+    write_html(grid(report), tmp_path / "page.html", log)
     text = (tmp_path / "page.html").read_text()
     page = Page()
     page.feed(text)
@@ -209,14 +216,30 @@ def test_page_stands_alone(report: RaceReport, tmp_path: Path) -> None:
     assert "1.70" in text  # the last evaluation
 
 
+def test_page_and_summary_of_a_grid(report: RaceReport, tmp_path: Path) -> None:
+    warm = report.model_copy(deep=True, update={"conditions": report.conditions.model_copy(update={"batch": 4})})
+    several = grid(report, warm)
+    several.planned.append((1.0, 1))
+    page = Page()
+    page.feed(html(several))
+    assert page.open == [] and page.loads == []
+    assert len(page.ids) == len(set(page.ids))
+    text = html(several)
+    assert text.count("<details") == 4 and "All races" in text and "Speed-up by batch size" in text
+    assert "the best of 2 races" in text and "interrupted before all" in text
+    shown = printed(summary(several), 100)
+    assert re.search(r"0 +1 +plain .*\n +EAGLE-3 .*yes *\n0 +4 +plain", shown)
+    assert "not run to the end: T 1 at batch 1" in shown and "T 0, batch 4: noise" in shown
+
+
 def test_page_escapes_what_it_quotes(report: RaceReport) -> None:
-    text = html(report)
+    text = html(grid(report))
     assert "<b>0</b>" not in text and "&lt;b&gt;0&lt;/b&gt;" in text
     assert "c&lt;&amp;&gt;" in text
 
 
 def test_page_shows_what_matters(report: RaceReport) -> None:
-    text = html(report)
+    text = html(grid(report))
     head = report.drafters["EAGLE-3"]
     for told in (
         f"{head.speedup.value:.2f}&times;",
@@ -232,14 +255,14 @@ def test_page_shows_what_matters(report: RaceReport) -> None:
     assert "<mark>" in text
     worse = report.model_copy(deep=True)
     worse.drafters["EAGLE-3"].differing = 1
-    assert "1 of 3 answers is not plain decoding" in html(worse)
+    assert "1 of 3 answers is not plain decoding" in html(grid(worse))
 
 
 def test_page_without_a_drafter() -> None:
     target = tiny_target()
     items = [Item("p", "s", "c", ids=(5, 6))]
     alone = race(target, {PLAIN: Engine(target, max_length=64)}, items, SamplingParams(max_new_tokens=8))
-    assert "No drafter took part" in html(alone)
+    assert "No drafter took part" in html(grid(alone))
     assert "tokens/s" in printed(table(alone))
 
 
@@ -309,24 +332,14 @@ def command(disk: Path, *arguments: str) -> str:
 
 
 def test_bench_from_the_command_line(disk: Path) -> None:
-    common = [
-        "bench",
-        "--target",
-        disk / "target",
-        "--head",
-        disk / "head",
-        "--max-new-tokens",
-        "12",
-        "--tree",
-        "2x2x4",
-    ]
+    common = ["bench", "--target", disk / "target", "--drafter", disk / "head", "--max-new-tokens", "12", "--tree", "2x2x4"]
     suites = ["--suites", disk, "--suite", "mt", "--limit", "2"]
     shown = command(disk, *common, *suites, "--json", disk / "out" / "a.json", "--html", disk / "out" / "a.html")
     assert re.search(r"tokens identical\s+-\s+yes", shown)
-    report = RaceReport.read(disk / "out" / "a.json")
+    (report,) = Report.read(disk / "out" / "a.json").races
     assert [(row.id, row.turn) for row in report.rows] == [("p0", 1), ("p0", 2), ("p1", 1), ("p1", 2)]
-    assert report.drafters["EAGLE-3"].head == head_hash(disk / "head")
-    assert report.drafters["EAGLE-3"].tree == "2x2x4"
+    assert report.drafters["head"].head == head_hash(disk / "head")
+    assert report.drafters["head"].tree == "2x2x4"
     assert "How the head was trained" in (disk / "out" / "a.html").read_text()
     command(disk, *common, "--prompts", disk / "mt.jsonl", "--json", disk / "out" / "b.json")
     compared = command(disk, "bench", "compare", disk / "out" / "a.json", disk / "out" / "b.json")

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from eyas.bench.figures import PLAIN, Depths, Figures, Interval, Run, Turn
+from eyas.bench.figures import PLAIN, Figures, Interval, Part, Run, Turn
+from eyas.decoding.stats import Stats
 
 RESAMPLES = 2000
-POSITIONS = (0, 32, 64, 128, 256, 512, 1024)  # where the buckets of output positions begin
+BUCKET = 32  # output positions that are counted together
 
 
 def rounds_of(accepted: Sequence[bool]) -> list[int]:
@@ -27,29 +28,26 @@ def rounds_of(accepted: Sequence[bool]) -> list[int]:
     return rounds + [length] * (length > 0)
 
 
-def bucket_of(position: int) -> str:
-    """The name of the bucket that output `position` (prefill's token is 0) lies in, like `32-63`."""
-    start = max(p for p in POSITIONS if p <= position)
-    later = [p for p in POSITIONS if p > start]
-    return f"{start}-{later[0] - 1}" if later else f"{start}+"
-
-
 def tau_of(runs: Iterable[Run]) -> float:
     """Tokens emitted by rounds / rounds; 1 when there was none."""
-    rounds = [length for run in runs for length in run.rounds]
-    return sum(rounds) / len(rounds) if rounds else 1.0
+    return _part([length for run in runs for length in run.rounds]).tau
 
 
-def tau_by_position(runs: Iterable[Run]) -> dict[str, float]:
-    """tau of the rounds that began in each bucket of output positions."""
-    found: dict[str, list[int]] = {}
+def by_position(runs: Iterable[Run]) -> dict[str, Part]:
+    """The rounds by the bucket of output positions in which they began, like `32-63`; prefill's token is position 0."""
+    found: dict[int, list[int]] = {}
     for run in runs:
         position = 1
         for length in run.rounds:
-            found.setdefault(bucket_of(position), []).append(length)
+            found.setdefault(position // BUCKET, []).append(length)
             position += length
-    ordered = sorted(found, key=lambda name: int(name.rstrip("+").split("-")[0]))
-    return {name: sum(found[name]) / len(found[name]) for name in ordered}
+    return {f"{n * BUCKET}-{(n + 1) * BUCKET - 1}": _part(found[n]) for n in sorted(found)}
+
+
+def _part(rounds: Sequence[int], speedup: float | None = None) -> Part:
+    """What rounds that emitted so many tokens each come to."""
+    tau = sum(rounds) / len(rounds) if rounds else 1.0
+    return Part(rounds=len(rounds), emitted=sum(rounds), tau=tau, speedup=speedup)
 
 
 def bootstrap(columns: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> Interval:
@@ -113,7 +111,15 @@ def tau_columns(groups: Sequence[Sequence[Turn]], name: str) -> np.ndarray:
     return np.array([[sum(r), len(r)] for r in rounds], dtype=float)
 
 
-def figures_of(rows: Sequence[Turn], name: str, depths: Depths, *, head: str, tree: str, peak_mib: float) -> Figures:
+def depth_counts(runs: Iterable[Run]) -> Stats:
+    """What the runs' rounds offered and accepted at each depth."""
+    counts = (
+        Stats(rounds=len(r.rounds), by_depth_offered=r.offered_by_depth, by_depth_accepted=r.accepted_by_depth) for r in runs
+    )
+    return sum(counts, Stats())
+
+
+def figures_of(rows: Sequence[Turn], name: str, *, source: str, head: str, tree: str, peak_mib: float) -> Figures:
     """`name`'s figures over all rows."""
     groups = by_prompt(rows)
     runs = [row.runs[name] for row in rows]
@@ -122,8 +128,11 @@ def figures_of(rows: Sequence[Turn], name: str, depths: Depths, *, head: str, tr
     draft = sum(r.draft_s for r in runs) / decode_s
     verify = sum(r.verify_s for r in runs) / decode_s
     against = speed_columns(groups, [name, PLAIN])  # [N, 4]
+    depths = depth_counts(runs)
+    rounds, drafted = sum(len(r.rounds) for r in runs), sum(r.drafted for r in runs)
     whole = [sum(r.tokens for r in side) / sum(r.decode_s + r.prefill_s for r in side) for side in (runs, base)]
     return Figures(
+        source=source,
         head=head,
         tree=tree,
         answers=len(runs),
@@ -137,8 +146,9 @@ def figures_of(rows: Sequence[Turn], name: str, depths: Depths, *, head: str, tr
         n_alpha=depths.n_alpha,
         joint=depths.joint,
         target_forwards=sum(r.target_forwards for r in runs),
-        rounds=sum(len(r.rounds) for r in runs),
-        drafted=sum(r.drafted for r in runs),
+        rounds=rounds,
+        drafted=drafted,
+        k=drafted / rounds if rounds else 0.0,
         accepted=sum(r.accepted for r in runs),
         near_ties=sum(r.near_ties for r in runs),
         share_draft=draft,
@@ -146,25 +156,24 @@ def figures_of(rows: Sequence[Turn], name: str, depths: Depths, *, head: str, tr
         share_other=max(0.0, 1 - draft - verify),
         peak_mib=peak_mib,
         differing=sum(not r.identical for r in runs),
-        tau_by_category=_split(rows, name, lambda row: row.category, _tau),
-        tau_by_turn=_split(rows, name, lambda row: str(row.turn), _tau),
-        tau_by_position=tau_by_position(runs),
-        speedup_by_category=_split(rows, name, lambda row: row.category, _speedup),
+        parts={
+            "suite": _parts(rows, name, lambda row: row.suite),
+            "category": _parts(rows, name, lambda row: row.category),
+            "turn": _parts(rows, name, lambda row: str(row.turn)),
+            "position": by_position(runs),
+        },
     )
 
 
-def _tau(rows: list[Turn], name: str) -> float:
-    return tau_of(row.runs[name] for row in rows)
-
-
-def _speedup(rows: list[Turn], name: str) -> float:
-    return float(speed_ratio(speed_columns([rows], [name, PLAIN]).sum(0)))
-
-
-def _split(
-    rows: Sequence[Turn], name: str, key: Callable[[Turn], str], figure: Callable[[list[Turn], str], float]
-) -> dict[str, float]:
-    parts: dict[str, list[Turn]] = {}
+def _parts(rows: Sequence[Turn], name: str, key: Callable[[Turn], str]) -> dict[str, Part]:
+    """`name`'s figures of the rows with each `key`."""
+    groups: dict[str, list[Turn]] = {}
     for row in rows:
-        parts.setdefault(key(row), []).append(row)
-    return {part: figure(found, name) for part, found in parts.items()}
+        groups.setdefault(key(row), []).append(row)
+    return {
+        part: _part(
+            [length for row in group for length in row.runs[name].rounds],
+            float(speed_ratio(speed_columns([group], [name, PLAIN]).sum(0))),
+        )
+        for part, group in groups.items()
+    }

@@ -1,4 +1,4 @@
-"""Two races side by side: what changed, and whether it is more than noise."""
+"""Two reports side by side: what changed, race by race, and whether it is more than noise."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from eyas.bench.arithmetic import bootstrap, by_prompt, quotient, speed_columns, speed_ratio, tau_columns
 from eyas.bench.figures import PLAIN, Interval, RaceReport, Turn
+from eyas.bench.grid import Report
 from eyas.errors import EyasError
 
 RULE = (
@@ -34,8 +35,10 @@ class Change(BaseModel):
 
 
 class Comparison(BaseModel):
-    """What changed from the first report to the second."""
+    """What changed from a race of the first report to that of the same temperature and batch size of the second."""
 
+    temperature: float
+    batch: int
     prompts: int  # in both
     left_out: int  # in one only
     conditions: list[tuple[str, str, str]]  # (name, first, second) where they differ
@@ -44,13 +47,32 @@ class Comparison(BaseModel):
     answers: int
 
 
-def compare(first: Path | RaceReport, second: Path | RaceReport) -> Comparison:
-    """Compare two reports on the prompts they share.
+class Compared(BaseModel):
+    """Two reports, race by race."""
 
-    Raises EyasError when a file is no report, or when they share no prompt.
+    races: list[Comparison]
+    left_out: list[str]  # races and drafters that are in one report only
+
+
+def compare(first: Path | Report, second: Path | Report) -> Compared:
+    """Compare the races of two reports that have the same temperature and batch size.
+
+    Raises EyasError when a file is no report, or when they share no such race, or no prompt.
     """
-    a = first if isinstance(first, RaceReport) else RaceReport.read(first)
-    b = second if isinstance(second, RaceReport) else RaceReport.read(second)
+    a = first if isinstance(first, Report) else Report.read(first)
+    b = second if isinstance(second, Report) else Report.read(second)
+    pairs = [(race, other) for race in a.races if (other := b.race(race.cell)) is not None]
+    if not pairs:
+        told = ["; ".join("T {:g} at batch {}".format(*race.cell) for race in report.races) or "none" for report in (a, b)]
+        raise EyasError(f"the two reports share no temperature and batch size (first: {told[0]}; second: {told[1]})")
+    shared = {race.cell for race, _ in pairs}
+    lonely = [f"T {t:g}, batch {n}" for t, n in dict.fromkeys(r.cell for r in (*a.races, *b.races)) if (t, n) not in shared]
+    names = [{entry.name for entry in report.contestants} for report in (a, b)]
+    return Compared(races=[compare_races(*pair) for pair in pairs], left_out=lonely + sorted(names[0] ^ names[1]))
+
+
+def compare_races(a: RaceReport, b: RaceReport) -> Comparison:
+    """Compare two races on the prompts they share. Raises EyasError when they share none."""
     keys_a, keys_b = {_key(r): r for r in a.rows}, {_key(r): r for r in b.rows}
     shared = [key for key in keys_a if key in keys_b]
     names = [name for name in a.drafters if name in b.drafters]
@@ -60,6 +82,8 @@ def compare(first: Path | RaceReport, second: Path | RaceReport) -> Comparison:
     floor = max((r.noise.floor for r in (a, b) if r.noise is not None), default=0.0)
     changes = [change for name in names for change in _changes(name, by_prompt(rows_a), by_prompt(rows_b), floor)]
     return Comparison(
+        temperature=a.conditions.temperature,
+        batch=a.conditions.batch,
         prompts=len({key[:2] for key in shared}),
         left_out=len({key[:2] for key in keys_a.keys() ^ keys_b.keys()}),
         conditions=_differences(a, b, names),
@@ -71,8 +95,8 @@ def compare(first: Path | RaceReport, second: Path | RaceReport) -> Comparison:
     )
 
 
-def _key(row: Turn) -> tuple[str, str, int]:
-    return row.suite, row.id, row.turn
+def _key(row: Turn) -> tuple[str, str, int, int]:
+    return *row.key, row.turn
 
 
 def _changes(name: str, a: list[list[Turn]], b: list[list[Turn]], floor: float) -> list[Change]:
@@ -106,15 +130,26 @@ def _differences(a: RaceReport, b: RaceReport, names: list[str]) -> list[tuple[s
     one, two = a.conditions.model_dump(exclude={"date"}), b.conditions.model_dump(exclude={"date"})
     found = [(key, str(one[key]), str(two[key])) for key in one if one[key] != two[key]]
     for name in names:
-        for key in ("head", "tree"):
+        for key in ("source", "head", "tree"):
             x, y = getattr(a.drafters[name], key), getattr(b.drafters[name], key)
             if x != y:
                 found.append((f"{name}'s {key}", x or "-", y or "-"))
     return found
 
 
-def comparison_table(comparison: Comparison) -> RenderableType:
-    """The comparison for a terminal: what differed in the conditions, then every figure with its verdict."""
+def comparison_table(compared: Compared) -> RenderableType:
+    """The comparison for a terminal: race by race what differed in the conditions, then every figure with its verdict."""
+    parts: list[RenderableType] = []
+    for race in compared.races:
+        if len(compared.races) > 1:
+            parts.append(Text(f"T {race.temperature:g}, batch {race.batch}", "bold underline"))
+        parts += [_race_table(race), ""]
+    if compared.left_out:
+        parts.append(Text(f"in one report only: {', '.join(compared.left_out)}", "dim"))
+    return Group(*parts, Text(f"{RULE}.", "dim"))
+
+
+def _race_table(comparison: Comparison) -> RenderableType:
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("drafter", "figure", "first", "second", "ratio", "verdict"):
         shown.add_column(name, justify="left" if name in ("drafter", "figure", "verdict") else "right", no_wrap=True)
@@ -131,4 +166,4 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         if count:
             lines.append(Text(f"{name}: {count} of {comparison.answers} answers have other tokens than before", "bold"))
     shared = f"{comparison.prompts} prompts in both, {comparison.left_out} in one only and left out"
-    return Group(*lines, "", shown, "", Text(f"{shared}. {RULE}.", "dim"))
+    return Group(*lines, "", shown, "", Text(shared, "dim"))

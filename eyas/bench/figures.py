@@ -1,14 +1,10 @@
-"""What a race measures, as one model that is written to JSON. Every figure's definition stands in `DEFINITIONS`."""
+"""What a race measures, as one model. Every figure's definition stands in `DEFINITIONS`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from eyas.decoding import stats
-from eyas.errors import EyasError, first_fault
-from eyas.files import write_text
 
 PLAIN = "plain"  # the contestant that every other one is measured against
 
@@ -17,6 +13,11 @@ DEFINITIONS = {
     "speed-up": "tokens/s over plain's, runs interleaved; 95 % interval: bootstrap over prompts",
     "tokens identical": "every answer equals plain decoding's, token for token",
     **stats.DEFINITIONS,  # tau, n-alpha, joint
+    "tau by position": "tau of the rounds that began at these tokens of the answer (prefill's is token 0)",
+    "tau by turn": "tau of the answers to the conversation's first, second, ... question",
+    "tau by category": "tau of the prompts of one category of a suite",
+    "tau by suite": "tau of the prompts of one suite",
+    "k": "tokens drafted and verified per round, on average",
     "target forwards": "passes through the target, summed over answers, each answer's prefill included",
     "drafted": "tokens proposed and verified; a tree proposes several per depth",
     "accepted": "proposed tokens that became part of an answer",
@@ -35,6 +36,19 @@ class Interval(BaseModel):
     high: float
 
 
+class Entry(BaseModel):
+    """A contestant as it was entered: `source` is what the command line called it, `hash` that of its weights ("" where it
+    has none), `tree` as `parse_tree` reads it ("" for plain decoding)."""
+
+    name: str
+    source: str
+    hash: str = ""
+    tree: str = ""
+
+    def __str__(self) -> str:
+        return f"'{self.name}' ({', '.join(part for part in (self.source, self.hash, self.tree) if part)})"
+
+
 class Conditions(BaseModel):
     """What every number of a race depends on."""
 
@@ -44,15 +58,18 @@ class Conditions(BaseModel):
     weights: str
     device: str
     template: str  # hash of the chat template
+    prompts_id: str = ""  # hash of the prompts themselves
     temperature: float
     top_p: float
     top_k: int
     min_p: float
     seed: int
     max_new_tokens: int
+    ignore_eos: bool = False
     batch: int
     suites: list[str]
     prompts: int
+    repeated: int = 0  # of them asked again, so that every batch is full
     machine: str
     threads: int
     torch: str
@@ -75,6 +92,8 @@ class Run(BaseModel):
     draft_s: float
     verify_s: float
     near_ties: int = 0
+    offered_by_depth: list[int] = []  # rounds in which a draft was on offer at depth 1, 2, ...
+    accepted_by_depth: list[int] = []
     identical: bool
     first_difference: int | None  # position in the answer
     digest: str  # of the token ids: tells two answers apart without storing them
@@ -84,11 +103,17 @@ class Turn(BaseModel):
     """One turn of one prompt, as every drafter answered it."""
 
     id: str
+    copy_number: int = 1  # above 1 where a prompt is asked again to fill a batch
     suite: str
     category: str
     turn: int  # from 1
     prompt_tokens: int
     runs: dict[str, Run]
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Names the prompt, a repetition of it as well."""
+        return self.suite, self.id, self.copy_number
 
 
 class Sample(BaseModel):
@@ -100,17 +125,20 @@ class Sample(BaseModel):
     stretches: list[tuple[str, bool]]
 
 
-class Depths(BaseModel):
-    """Acceptance by depth, depth 1 first."""
+class Part(BaseModel):
+    """A part of a race's answers or rounds; no speed-up where the part is one of rounds."""
 
-    n_alpha: list[float] = []
-    joint: list[float] = []
+    rounds: int
+    emitted: int  # tokens, by these rounds
+    tau: float
+    speedup: float | None = None
 
 
 class Figures(BaseModel):
     """One drafter's totals over a race."""
 
-    head: str  # hash of the head's files, "" without a head
+    source: str = ""  # what the command line called it
+    head: str  # hash of the drafter's weights, "" where it has none
     tree: str
     answers: int
     tokens: int
@@ -125,6 +153,7 @@ class Figures(BaseModel):
     target_forwards: int
     rounds: int
     drafted: int
+    k: float
     accepted: int
     near_ties: int = 0
     share_draft: float
@@ -132,10 +161,7 @@ class Figures(BaseModel):
     share_other: float
     peak_mib: float
     differing: int  # answers that are not plain decoding's
-    tau_by_category: dict[str, float]
-    tau_by_turn: dict[str, float]
-    tau_by_position: dict[str, float]
-    speedup_by_category: dict[str, float]
+    parts: dict[str, dict[str, Part]]  # by "suite", "category", "turn" and "position"
 
     @property
     def identical(self) -> bool:
@@ -156,19 +182,27 @@ class Noise(BaseModel):
 
 
 class Skipped(BaseModel):
+    """A turn that was left out, and with it those after it."""
+
+    suite: str
     id: str
+    copy_number: int = 1
     turn: int
     why: str
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.suite, self.id, self.copy_number
 
 
 class RaceReport(BaseModel):
     """A race: its conditions, every drafter's figures, and the rows they come from."""
 
-    version: int = 1
     conditions: Conditions
     drafters: dict[str, Figures]  # plain first
     noise: Noise | None
     rows: list[Turn]
+    again: list[Turn] = []  # runs: plain decoding's first and second
     skipped: list[Skipped]
     samples: list[Sample]
     interrupted: bool = False
@@ -178,15 +212,12 @@ class RaceReport(BaseModel):
         """Every drafter but plain decoding."""
         return {name: f for name, f in self.drafters.items() if name != PLAIN}
 
-    @classmethod
-    def read(cls, path: Path) -> RaceReport:
-        """The report in a JSON file. Raises EyasError when it is missing or is no such report."""
-        try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise EyasError(f"cannot read the report {path}: {error.strerror}") from error
-        except ValidationError as error:
-            raise EyasError(f"{path} is not a report written by `eyas bench --json` ({first_fault(error)})") from error
+    @property
+    def cell(self) -> tuple[float, int]:
+        """The race's place in a grid: its temperature and batch size."""
+        return self.conditions.temperature, self.conditions.batch
 
-    def write(self, path: Path) -> None:
-        write_text(path, self.model_dump_json(indent=1))
+    @property
+    def best(self) -> tuple[str, Figures] | None:
+        """The fastest drafter beside plain decoding."""
+        return max(self.speculative.items(), key=lambda pair: pair[1].speedup.value, default=None)

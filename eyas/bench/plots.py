@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from eyas.bench.figures import RaceReport
+from eyas.bench.prediction import Sweep
 from eyas.bench.training_log import TrainingLog
 
 INK, MUTED, GRID, PAPER = "#0000e0", "#0000e1", "#0000e2", "#0000e3"
@@ -54,15 +55,16 @@ STYLE: Any = {
 }
 
 
-def speed(report: RaceReport) -> str:
-    """Tokens/s of every drafter with its 95 % interval, as horizontal bars."""
-    names = list(report.drafters)
+def speed(race: RaceReport, key: str) -> str:
+    """Tokens/s of every drafter with its 95 % interval, as horizontal bars. `key` is a name that no other plot of the page
+    has."""
+    names = list(race.drafters)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 0.75 + max(1.7, 0.55 * len(names))), layout="constrained")
         axes = figure.subplots()
-        widest = max(f.tokens_per_s.high for f in report.drafters.values())
+        widest = max(f.tokens_per_s.high for f in race.drafters.values())
         for i, name in enumerate(names):
-            found = report.drafters[name].tokens_per_s
+            found = race.drafters[name].tokens_per_s
             axes.barh(i, found.value, height=0.6, color=SERIES[i % len(SERIES)])
             if found.high > found.low:
                 axes.plot([found.low, found.high], [i, i], color=INK, linewidth=1.4)
@@ -73,12 +75,12 @@ def speed(report: RaceReport) -> str:
         axes.set_xlabel("tokens/s")
         axes.xaxis.set_major_locator(MaxNLocator(6))
         _grid(axes, "x")
-        return _svg(figure, "speed")
+        return _svg(figure, key)
 
 
-def acceptance(report: RaceReport) -> str:
+def acceptance(race: RaceReport, key: str) -> str:
     """n-alpha by depth: conditional rates as bars, joint rates as rings (one drafter's are joined by a line)."""
-    drafters = {n: (i, f) for i, (n, f) in enumerate(report.drafters.items()) if f.n_alpha}
+    drafters = {n: (i, f) for i, (n, f) in enumerate(race.drafters.items()) if f.n_alpha}
     if not drafters:
         return ""
     with matplotlib.rc_context(STYLE):
@@ -100,7 +102,82 @@ def acceptance(report: RaceReport) -> str:
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
         axes.set_xlabel("depth of the draft")
         _grid(axes, "y")
-        return _svg(figure, "acceptance")
+        return _svg(figure, key)
+
+
+def position(race: RaceReport, key: str) -> str:
+    """tau of every drafter by position in the answer, a line each; "" where all rounds lie in one bucket."""
+    series = {name: i for i, name in enumerate(race.drafters)}
+    if all(len(f.parts["position"]) < 2 for f in race.speculative.values()):
+        return ""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _lines("position in the answer, tokens", "tau")
+        for name, f in race.speculative.items():
+            parts = f.parts["position"]
+            starts = [int(part.partition("-")[0]) for part in parts]
+            taus = [part.tau for part in parts.values()]
+            axes.plot(starts, taus, color=SERIES[series[name] % len(SERIES)], linewidth=1.6, marker="o", markersize=5)
+        axes.axhline(1, color=MUTED, linewidth=1, linestyle=":")
+        return _svg(figure, key)
+
+
+def batches(races: Sequence[RaceReport]) -> list[tuple[float, str]]:
+    """(temperature, plot of every drafter's speed-up by batch size) where there are several sizes."""
+    found: list[tuple[float, str]] = []
+    for temperature in dict.fromkeys(race.cell[0] for race in races):
+        of_it = [race for race in races if race.cell[0] == temperature]
+        sizes = [race.cell[1] for race in of_it]
+        if len(sizes) < 2 or not of_it[0].speculative:
+            continue
+        with matplotlib.rc_context(STYLE):
+            figure, axes = _lines("batch", "speed-up")
+            for i, name in enumerate(of_it[0].drafters):
+                spans = [race.drafters[name].speedup for race in of_it]
+                values = [s.value for s in spans]
+                around = [[max(s.value - s.low, 0) for s in spans], [max(s.high - s.value, 0) for s in spans]]
+                axes.errorbar(sizes, values, around, color=SERIES[i % len(SERIES)], linewidth=1.6, marker="o", markersize=5)
+            _powers(axes, sizes)
+            found.append((temperature, _svg(figure, f"batches{len(found)}")))
+    return found
+
+
+def sweep(found: Sweep) -> list[str]:
+    """tokens/s by batch size, a line a tree; speed-up measured (dots) and predicted (dashes) by batch size."""
+    cells = {(cell.tree, cell.batch): cell for cell in found.cells}
+    sizes = sorted({cell.batch for cell in found.cells})
+    trees = [tree for tree in found.trees if any((tree, size) in cells for size in sizes)]
+    with matplotlib.rc_context(STYLE):
+        speeds, by_speed = _lines("batch", "tokens/s")
+        ratios, by_ratio = _lines("batch", "speed-up, measured; dashed: predicted")
+        for i, tree in enumerate(trees, 1):
+            colour, at = SERIES[i % len(SERIES)], [size for size in sizes if (tree, size) in cells]
+            own = [cells[tree, size] for size in at]
+            by_speed.plot(at, [c.tokens_per_s.value for c in own], color=colour, linewidth=1.6, marker="o", markersize=5)
+            by_ratio.plot(at, [c.speedup.value for c in own], color=colour, linewidth=1.6, marker="o", markersize=5)
+            by_ratio.plot(at, [c.predicted for c in own], color=colour, linewidth=1.4, linestyle="--")
+        plain = [next(c.tokens_per_s.value / c.speedup.value for c in found.cells if c.batch == size) for size in sizes]
+        by_speed.plot(sizes, plain, color=SERIES[0], linewidth=1.6, marker="o", markersize=5)
+        by_ratio.axhline(1, color=SERIES[0], linewidth=1.6)
+        for axes in (by_speed, by_ratio):
+            _powers(axes, sizes)
+        return [_svg(speeds, "sweepspeed"), _svg(ratios, "sweepratio")]
+
+
+def _lines(across: str, up: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    _grid(axes, "y")
+    return figure, axes
+
+
+def _powers(axes: Axes, sizes: Sequence[int]) -> None:
+    """Batch sizes at even distances."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(sizes), [str(size) for size in sizes])
+    axes.minorticks_off()
 
 
 def training(log: TrainingLog) -> list[str]:

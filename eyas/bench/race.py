@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from eyas import machine
 from eyas.bench.arithmetic import bootstrap, by_prompt, figures_of, rounds_of, speed_columns, speed_ratio, tau_of
 from eyas.bench.colour import stretches
-from eyas.bench.figures import PLAIN, Conditions, Depths, Noise, RaceReport, Run, Sample, Skipped, Turn
-from eyas.bench.suites import Item
+from eyas.bench.figures import PLAIN, Conditions, Entry, Noise, RaceReport, Run, Sample, Skipped, Turn
+from eyas.bench.items import Item
 from eyas.chat import template_hash
 from eyas.data.hashing import content_id
-from eyas.decoding.engine import Engine, Request, Result
+from eyas.decoding.engine import Request, Result
 from eyas.decoding.sampling import SamplingParams
-from eyas.decoding.stats import Stats
 from eyas.errors import EyasError
-from eyas.progress import progress
+from eyas.progress import Meter
 from eyas.target import Target
 
 AGAIN = "plain again"  # plain decoding's second run on the first prompts: what the clock alone does
@@ -45,38 +46,58 @@ class Rules:
     samples: int = 2
 
 
+class Racer(Protocol):
+    """What a race asks of a contestant: an engine, or what behaves like one."""
+
+    max_length: int  # tokens of a prompt and its answer
+
+    @property
+    def policy(self) -> object:
+        """Its text says what is drafted."""
+
+    def generate(self, requests: Iterable[Request]) -> list[Result]: ...
+
+
 def race(
     target: Target,
-    engines: Mapping[str, Engine],
+    racers: Mapping[str, Racer],
     items: Sequence[Item],
     params: SamplingParams,
     *,
-    heads: Mapping[str, str] | None = None,
+    entries: Mapping[str, Entry] | None = None,
     rules: Rules = Rules(),
+    kept: RaceReport | None = None,
+    meter: Meter | None = None,
 ) -> RaceReport:
-    """Let `engines` answer `items` under `params` and report every figure of `figures.DEFINITIONS`.
+    """Let `racers` answer `items` under `params` and report every figure of `figures.DEFINITIONS`.
 
-    `engines` maps a drafter's name to its engine; "plain" must be among them and is what the others are compared with.
-    `heads` maps names to the hash of a head's weights. Item number n is sampled with seed `params.seed + n`. A prompt
-    that does not fit an engine is left out and listed in `skipped`. Ctrl-C ends the race early; what was measured by
-    then is reported, marked `interrupted`.
+    `racers` maps names to who answers; "plain" must be among them and is what the others are compared with. `entries` says
+    of the same names where they come from. Item number n is sampled with seed `params.seed + n`. A prompt that does not fit
+    a racer is left out and listed in `skipped`. Ctrl-C ends the race early; what was measured by then is reported, marked
+    `interrupted`; given as `kept` it is not measured again. `meter` is advanced by every answer.
 
     Raises EyasError when there is nothing to measure.
     """
-    if PLAIN not in engines:
-        raise EyasError(f"a race needs an engine named {PLAIN!r} to compare with; got {', '.join(engines) or 'none'}")
+    if PLAIN not in racers:
+        raise EyasError(f"a race needs a racer named {PLAIN!r} to compare with; got {', '.join(racers) or 'none'}")
     if not items:
         raise EyasError("a race needs at least one prompt; give a suite or a file of prompts")
-    course = _Course(target, dict(engines), params, rules)
+    course = _Course(target, dict(racers), params, rules)
+    groups = course.groups(items)
+    if kept is not None:
+        left = course.take_over(kept, groups)
+        if meter is not None:
+            meter.resume_at(meter.done + _answers(groups) - _answers(left))
+        groups = left
     interrupted = False
     try:
         course.warm_up(items[0])
-        course.run(items)
+        course.run(groups, meter)
     except KeyboardInterrupt:
         if not course.rows:
             raise
         interrupted = True
-    return course.report(conditions_of(target, params, items, rules), heads or {}, interrupted)
+    return course.report(conditions_of(target, params, items, rules), entries or {}, interrupted)
 
 
 def conditions_of(target: Target, params: SamplingParams, items: Sequence[Item], rules: Rules) -> Conditions:
@@ -88,15 +109,18 @@ def conditions_of(target: Target, params: SamplingParams, items: Sequence[Item],
         weights=target.weights,
         device=target.device.type,
         template=template_hash(target.tokenizer),
+        prompts_id=content_id([(i.suite, i.id, i.messages, i.ids, i.tools, i.sampling) for i in items if i.copy_number == 1]),
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
         min_p=params.min_p,
         seed=params.seed,
         max_new_tokens=params.max_new_tokens,
+        ignore_eos=params.ignore_eos,
         batch=rules.batch,
         suites=list(dict.fromkeys(item.suite for item in items)),
-        prompts=len(items),
+        prompts=sum(item.copy_number == 1 for item in items),
+        repeated=sum(item.copy_number > 1 for item in items),
         machine=machine.accelerated(target.device),
         threads=torch.get_num_threads(),
         bit_exact=target.inexact is None,
@@ -115,55 +139,78 @@ class _Conversation:
 
 @dataclass(frozen=True)
 class _Finish:
-    """One engine's answers to a group of requests, and how long it took (wall clock, prefill left out)."""
+    """One racer's answers to a group of requests, and how long it took (wall clock, prefill left out)."""
 
     results: list[Result]
     decode_s: float
 
 
-class _Course:
-    """The race while it is run: the engines and all that has been measured so far."""
+_Group = list[_Conversation]
 
-    def __init__(self, target: Target, engines: dict[str, Engine], params: SamplingParams, rules: Rules) -> None:
-        self.target, self.engines, self.params, self.rules = target, engines, params, rules
+
+def _answers(groups: Sequence[_Group]) -> int:
+    return sum(conversation.item.answers for group in groups for conversation in group)
+
+
+class _Course:
+    """The race while it is run: the racers and all that has been measured so far."""
+
+    def __init__(self, target: Target, racers: dict[str, Racer], params: SamplingParams, rules: Rules) -> None:
+        self.target, self.racers, self.params, self.rules = target, racers, params, rules
         self.rows: list[Turn] = []
-        self.stats = {name: Stats() for name in engines}
-        self.peaks = dict.fromkeys(engines, 0.0)
+        self.peaks = dict.fromkeys(racers, 0.0)
         self.again: list[Turn] = []  # rows whose runs are plain decoding's first and second
         self.skipped: list[Skipped] = []
         self.samples: list[Sample] = []
         self._heats = 0
 
-    def warm_up(self, item: Item) -> None:
-        """A short run of every engine that nobody measures: allocations, lazy compilation, caches."""
-        ids = item.prompt(self.target)
-        params = replace(self.params, max_new_tokens=WARM_UP_TOKENS)
-        for engine in self.engines.values():
-            engine.generate([Request(ids[: max(1, engine.max_length - WARM_UP_TOKENS)], params)])
-
-    def run(self, items: Sequence[Item]) -> None:
-        batch = max(1, self.rules.batch)
-        groups = [
+    def groups(self, items: Sequence[Item]) -> list[_Group]:
+        """The prompts that are decoded together."""
+        batch = self.rules.batch
+        return [
             [_Conversation(n, items[n]) for n in range(start, min(start + batch, len(items)))]
             for start in range(0, len(items), batch)
         ]
-        with progress("race", sum(item.answers for item in items), "answers") as meter:
-            for group in groups:
-                for turn in range(1, max(c.item.answers for c in group) + 1):
-                    present = [c for c in group if c.item.answers >= turn == len(c.answers) + 1]
-                    self._heat(present, turn)
+
+    def take_over(self, kept: RaceReport, groups: list[_Group]) -> list[_Group]:
+        """Count what an earlier, interrupted run of this race measured of whole groups; the groups that are left."""
+        answered = Counter(row.key for row in kept.rows)
+        left_out = {one.key for one in kept.skipped}
+        whole = [g for g in groups if all(answered[c.item.key] == c.item.answers or c.item.key in left_out for c in g)]
+        done = {c.item.key for group in whole for c in group}
+        names = {c.item.id for group in whole for c in group}
+        self.rows = [row for row in kept.rows if row.key in done]
+        self.again = [row for row in kept.again if row.key in done]
+        self.skipped = [one for one in kept.skipped if one.key in done]
+        self.samples = [sample for sample in kept.samples if sample.id in names]
+        self.peaks = {name: kept.drafters[name].peak_mib for name in self.racers}
+        self._heats = sum(max(c.item.answers for c in group) for group in whole)
+        return [group for group in groups if group not in whole]
+
+    def warm_up(self, item: Item) -> None:
+        """A short run of every racer, at full batch, that nobody measures: allocations, lazy compilation, caches."""
+        ids = item.prompt(self.target)
+        params = replace(self.params, max_new_tokens=WARM_UP_TOKENS)
+        for racer in self.racers.values():
+            request = Request(ids[: max(1, racer.max_length - WARM_UP_TOKENS)], params)
+            racer.generate([request] * self.rules.batch)
+
+    def run(self, groups: list[_Group], meter: Meter | None) -> None:
+        for group in groups:
+            for turn in range(1, max(c.item.answers for c in group) + 1):
+                present = [c for c in group if c.item.answers >= turn == len(c.answers) + 1]
+                self._heat(present, turn)
+                if meter is not None:
                     meter.advance(sum(c.item.answers >= turn for c in group), **self._live())
 
     def _heat(self, group: list[_Conversation], turn: int) -> None:
-        """One turn of a group of prompts, answered by every engine."""
+        """One turn of a group of prompts, answered by every racer."""
         prompts = {c.number: c.item.prompt(self.target, c.answers) for c in group}
         group = [c for c in group if self._fits(c, turn, len(prompts[c.number]))]
         if not group:
             return
-        requests = [
-            Request(prompts[c.number], replace(self.params, seed=self.params.seed + c.number), c.item.id) for c in group
-        ]
-        order = list(self.engines)
+        requests = [Request(prompts[c.number], self._params(c), c.item.id) for c in group]
+        order = list(self.racers)
         twice = group[0].number < self.rules.noise
         if twice:
             order.append(AGAIN)
@@ -184,23 +231,25 @@ class _Course:
             if conversation.number < self.rules.samples and turn == 1:
                 self._keep(item, {name: f.results[place] for name, f in finishes.items()})
             conversation.answers.append(base.results[place].text)
-        for name, finish in finishes.items():
-            self.stats[name] = sum((r.stats for r in finish.results), self.stats[name])
+
+    def _params(self, conversation: _Conversation) -> SamplingParams:
+        return replace(conversation.item.params(self.params), seed=self.params.seed + conversation.number)
 
     def _fits(self, conversation: _Conversation, turn: int, prompt: int) -> bool:
-        room = min(engine.max_length for engine in self.engines.values())
-        if prompt + self.params.max_new_tokens <= room:
+        item, room = conversation.item, min(racer.max_length for racer in self.racers.values())
+        new = self._params(conversation).max_new_tokens
+        if prompt + new <= room:
             return True
-        why = f"prompt of {prompt} tokens + {self.params.max_new_tokens} new ones > {room}"
-        self.skipped.append(Skipped(id=conversation.item.id, turn=turn, why=why))
+        why = f"prompt of {prompt} tokens + {new} new ones > {room}"
+        self.skipped.append(Skipped(suite=item.suite, id=item.id, copy_number=item.copy_number, turn=turn, why=why))
         return False
 
     def _timed(self, name: str, requests: list[Request]) -> _Finish:
-        engine = self.engines[PLAIN if name == AGAIN else name]
+        racer = self.racers[PLAIN if name == AGAIN else name]
         memory = machine.PeakMemory()
         memory.restart()
         start = time.perf_counter()
-        results = engine.generate(requests)
+        results = racer.generate(requests)
         wall = time.perf_counter() - start
         if name != AGAIN:
             self.peaks[name] = max(self.peaks[name], memory.read())
@@ -215,14 +264,15 @@ class _Course:
                 self.samples.append(Sample(id=item.id, drafter=name, prompt=question, stretches=told))
 
     def _live(self) -> dict[str, str]:
-        """What the progress line shows of the last drafter."""
-        name = list(self.engines)[-1]
+        """What the progress line shows: which race this is, and how its last drafter does."""
+        shown = {"T": f"{self.params.temperature:g}", "batch": str(self.rules.batch)}
+        name = list(self.racers)[-1]
         if name == PLAIN or not self.rows:
-            return {}
+            return shown
         speedup = float(speed_ratio(speed_columns([self.rows], [name, PLAIN]).sum(0)))
-        return {"tau": f"{tau_of(row.runs[name] for row in self.rows):.2f}", "speed-up": f"{speedup:.2f}x"}
+        return shown | {"tau": f"{tau_of(row.runs[name] for row in self.rows):.2f}", "speed-up": f"{speedup:.2f}x"}
 
-    def report(self, conditions: Conditions, heads: Mapping[str, str], interrupted: bool) -> RaceReport:
+    def report(self, conditions: Conditions, entries: Mapping[str, Entry], interrupted: bool) -> RaceReport:
         if not sum(row.runs[PLAIN].tokens for row in self.rows):
             why = f"; {self.skipped[0].id!r}: {self.skipped[0].why}" if self.skipped else ""
             raise EyasError(f"no answer had a second token, so there is no speed to measure{why}")
@@ -231,22 +281,25 @@ class _Course:
             columns = speed_columns(by_prompt(self.again), [AGAIN, PLAIN])
             differing = sum(not row.runs[AGAIN].identical for row in self.again)
             noise = Noise(answers=len(self.again), ratio=bootstrap(columns, speed_ratio), differing=differing)
+        ordered = sorted(self.racers, key=lambda name: name != PLAIN)
+        told = {name: entries.get(name, Entry(name=name, source=name)) for name in ordered}
         drafters = {
             name: figures_of(
                 self.rows,
                 name,
-                Depths(n_alpha=self.stats[name].n_alpha, joint=self.stats[name].joint),
-                head=heads.get(name, ""),
-                tree=str(engine.policy) if name != PLAIN else "",
+                source=told[name].source,
+                head=told[name].hash,
+                tree=str(self.racers[name].policy) if name != PLAIN else "",
                 peak_mib=self.peaks[name],
             )
-            for name, engine in sorted(self.engines.items(), key=lambda pair: pair[0] != PLAIN)
+            for name in ordered
         }
         return RaceReport(
             conditions=conditions,
             drafters=drafters,
             noise=noise,
             rows=self.rows,
+            again=self.again,
             skipped=self.skipped,
             samples=self.samples,
             interrupted=interrupted,
@@ -255,7 +308,8 @@ class _Course:
 
 def _row(item: Item, turn: int, prompt_tokens: int, runs: dict[str, Run]) -> Turn:
     return Turn(
-        id=item.id, suite=item.suite, category=item.category, turn=turn, prompt_tokens=prompt_tokens, runs=runs
+        id=item.id, copy_number=item.copy_number, suite=item.suite, category=item.category, turn=turn,
+        prompt_tokens=prompt_tokens, runs=runs,
     )  # fmt: skip
 
 
@@ -276,6 +330,8 @@ def _run(finish: _Finish, place: int, truth: list[int]) -> Run:
         draft_s=stats.draft_s,
         verify_s=stats.verify_s,
         near_ties=stats.near_ties,
+        offered_by_depth=stats.by_depth_offered,
+        accepted_by_depth=stats.by_depth_accepted,
         identical=result.ids == truth,
         first_difference=first_difference(result.ids, truth),
         digest=content_id(result.ids),

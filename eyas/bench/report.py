@@ -1,45 +1,86 @@
-"""A race for people: tables for the terminal, and one page of HTML that needs nothing beside it."""
+"""A benchmark for people: tables for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-import jinja2
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from eyas.bench import plots
 from eyas.bench.colour import Stretch, styled
 from eyas.bench.figures import DEFINITIONS, PLAIN, Conditions, Figures, Interval, RaceReport
-from eyas.bench.training_log import TrainingLog
-from eyas.files import write_text
+from eyas.bench.grid import Report
 
 HEADLINES = ("tokens/s", "speed-up", "tokens identical")
+MOST_PARTS = 10  # told in a line of the terminal; the JSON and the page hold all
 
 
-def table(report: RaceReport) -> RenderableType:
-    """The race's figures for a terminal, each with its definition, then acceptance by depth and the conditions."""
-    beside = len(report.drafters) <= 2  # with more drafters there is no room beside the figures
-    shown = _columns(["", *report.drafters], beside)
-    for label, cells in figure_rows(report):
+def table(race: RaceReport, *, explained: bool = True) -> RenderableType:
+    """A race's figures for a terminal, then acceptance by depth and by part; `explained`: each with its definition, and the
+    conditions below."""
+    beside = explained and len(race.drafters) <= 2  # with more drafters there is no room beside the figures
+    shown = _columns(["", *race.drafters], beside)
+    for label, cells in figure_rows(race):
         style = "bold" if label in HEADLINES else ""
         _add(shown, label, [Text(c, style) for c in cells], beside)
     parts: list[RenderableType] = [shown]
-    drafters = {name: f for name, f in report.drafters.items() if f.n_alpha}
+    drafters = {name: f for name, f in race.drafters.items() if f.n_alpha}
     if drafters:
         deepest = max(len(f.n_alpha) for f in drafters.values())
         depths = _columns(["accepted at depth", *map(str, range(1, deepest + 1))], beside)
         for name, f in drafters.items():
             for kind, rates in (("n-alpha", f.n_alpha), ("joint", f.joint)):
                 cells = [f"{r:.2f}" for r in rates] + [""] * (deepest - len(rates))
-                _add(depths, kind if beside else f"{kind}, {name}", [Text(c) for c in cells], beside, kind)
+                _add(depths, kind if len(race.speculative) == 1 else f"{kind}, {name}", [Text(c) for c in cells], beside, kind)
         parts += ["", depths]
-    if not beside:
-        parts += ["", *[Text(f"{label}: {told}", "dim") for label, told in DEFINITIONS.items()]]
-    parts += ["", *[Text(line, style="dim") for line in footnotes(report)]]
+    lines = [line for name, f in race.speculative.items() for line in part_lines(name if len(race.speculative) > 1 else "", f)]
+    if lines:
+        parts += ["", *map(Text, lines)]
+    if explained and not beside:
+        parts += ["", *definitions()]
+    if explained:
+        parts += ["", *[Text(line, style="dim") for line in footnotes(race)]]
     return Group(*parts)
+
+
+def part_lines(name: str, f: Figures) -> Iterator[str]:
+    """tau by suite, category, turn and position, a line each, where there is more than one part."""
+    for kind, parts in f.parts.items():
+        same = kind == "category" and parts.keys() == f.parts["suite"].keys()
+        if len(parts) > 1 and not same:
+            told = [f"{part} {one.tau:.2f}" for part, one in parts.items()]
+            more = [f"and {len(told) - MOST_PARTS} more"] if len(told) > MOST_PARTS else []
+            yield f"tau by {kind}{f', {name}' if name else ''}:  " + "  ".join(told[:MOST_PARTS] + more)
+
+
+def definitions() -> list[Text]:
+    """What every figure means, a line each."""
+    return [Text(f"{label}: {told}", "dim") for label, told in DEFINITIONS.items()]
+
+
+def title(race: RaceReport) -> Text:
+    """Which of a report's races this is."""
+    return Text("T {:g}, batch {}".format(*race.cell), "bold underline")
+
+
+def summary(report: Report) -> RenderableType:
+    """All races of a report in one table: speed-up and tau of every drafter, and whether its tokens were plain's."""
+    shown = _columns(["T", "batch", "drafter", "tokens/s", "speed-up", "tau", "identical"], False)
+    for race in report.races:
+        cell = [f"{race.cell[0]:g}", str(race.cell[1])]
+        for name, f in race.drafters.items():
+            told = _told(f)
+            speedup, same = ("1", "-") if name == PLAIN else (told["speedup"], told["same"])
+            shown.add_row(*map(Text, [*cell, name, told["speed"], speedup, f"{f.tau.value:.2f}", same]))
+            cell = ["", ""]
+    first = report.races[0]
+    lines = [_told_conditions(first, ("T", "batch")), *_drafters(first)]
+    lines += [f"{title(race)}: {line}" for race in report.races for line in remarks(race)]
+    unfinished = ", ".join("T {:g} at batch {}".format(*cell) for cell in report.unfinished)
+    if unfinished:
+        lines.append(f"not run to the end: {unfinished}")
+    return Group(shown, "", *definitions(), "", *[Text(line, "dim") for line in lines])
 
 
 def _columns(names: list[str], definitions: bool) -> Table:
@@ -55,9 +96,9 @@ def _add(shown: Table, label: str, cells: list[Text], definitions: bool, key: st
     shown.add_row(Text(label), *cells, *([Text(DEFINITIONS[key or label])] if definitions else []))
 
 
-def figure_rows(report: RaceReport) -> Iterator[tuple[str, list[str]]]:
+def figure_rows(race: RaceReport) -> Iterator[tuple[str, list[str]]]:
     """(figure, its value for every drafter) in the order of a table; figures without a meaning for one show a dash."""
-    drafters = report.drafters
+    drafters = race.drafters
 
     def row(label: str, plain: str, cell: str) -> tuple[str, list[str]]:
         pattern = {True: plain, False: cell}
@@ -66,10 +107,11 @@ def figure_rows(report: RaceReport) -> Iterator[tuple[str, list[str]]]:
     yield row("tokens/s", "{speed}", "{speed}")
     yield row("speed-up", "1", "{speedup}")
     yield row("tokens identical", "-", "{same}")
-    if not report.conditions.bit_exact:
+    if not race.conditions.bit_exact:
         yield row("near-ties", "{f.near_ties:,}", "{f.near_ties:,}")
     yield row("tau", "{f.tau.value:.2f}", "{f.tau.value:.2f}")
     yield row("target forwards", "{f.target_forwards:,}", "{f.target_forwards:,}")
+    yield row("k", "-", "{f.k:.1f}")
     yield row("drafted", "-", "{f.drafted:,}")
     yield row("accepted", "-", "{f.accepted:,}")
     yield row("time", "{time}", "{time}")
@@ -89,21 +131,33 @@ def span(interval: Interval) -> str:
     return told if interval.low == interval.high else f"{told} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
-def footnotes(report: RaceReport) -> list[str]:
-    """What has to be known beside the figures: conditions, noise, what was left out."""
-    lines = [", ".join(f"{key} {value}" for key, value in condition_rows(report.conditions, short=True))]
-    for name, f in report.speculative.items():
-        lines.append(f"{name}: head {f.head or '-'}, tree {f.tree}")
-    if report.noise is not None:
-        low, high = 100 * (report.noise.ratio.low - 1), 100 * (report.noise.ratio.high - 1)
+def footnotes(race: RaceReport) -> list[str]:
+    """What has to be known beside the figures: conditions, drafters, noise, what was left out."""
+    return [_told_conditions(race, ()), *_drafters(race), *remarks(race)]
+
+
+def _told_conditions(race: RaceReport, without: tuple[str, ...]) -> str:
+    rows = condition_rows(race.conditions, short=True)
+    return ", ".join(f"{key} {value}" for key, value in rows if key not in without)
+
+
+def _drafters(race: RaceReport) -> list[str]:
+    return [f"{name}: {f.source}, weights {f.head or '-'}, tree {f.tree}" for name, f in race.speculative.items()]
+
+
+def remarks(race: RaceReport) -> list[str]:
+    """What has to be known of one race: its noise, what was left out, that it was stopped."""
+    lines = []
+    if race.noise is not None:
+        low, high = 100 * (race.noise.ratio.low - 1), 100 * (race.noise.ratio.high - 1)
         lines.append(f"noise {low:+.1f} to {high:+.1f} %: {DEFINITIONS['noise']}")
-        if report.noise.differing:
-            lines.append(f"plain decoding contradicts itself: {report.noise.differing} answers differ when run again")
-    if report.skipped:
-        first = report.skipped[0]
-        count = "1 prompt" if len(report.skipped) == 1 else f"{len(report.skipped)} prompts"
+        if race.noise.differing:
+            lines.append(f"plain decoding contradicts itself: {race.noise.differing} answers differ when run again")
+    if race.skipped:
+        first = race.skipped[0]
+        count = "1 prompt" if len(race.skipped) == 1 else f"{len(race.skipped)} prompts"
         lines.append(f"left out: {count} for want of room (first: {first.id}, {first.why})")
-    if report.interrupted:
+    if race.interrupted:
         lines.append("interrupted: the race was stopped before all prompts were answered")
     return lines
 
@@ -111,9 +165,12 @@ def footnotes(report: RaceReport) -> list[str]:
 def condition_rows(c: Conditions, *, short: bool = False) -> list[tuple[str, str]]:
     """(name, value) of the conditions; `short` leaves out what a terminal's line has no room for."""
     prompts = f"{c.prompts} ({', '.join(c.suites)})"
+    if c.repeated:
+        prompts += f", {c.repeated} asked again to fill batches"
+    length = f"{c.max_new_tokens}, EOS ignored" if c.ignore_eos else f"up to {c.max_new_tokens}"
     main = [
         ("target", f"{c.target} ({c.fingerprint})"), ("T", f"{c.temperature:g}"), ("seed", str(c.seed)),
-        ("new tokens", f"up to {c.max_new_tokens}"), ("batch", str(c.batch)), ("prompts", prompts),
+        ("new tokens", length), ("batch", str(c.batch)), ("prompts", prompts),
         ("dtype", c.dtype), ("weights", c.weights), ("tokens", "bit-exact" if c.bit_exact else "exact up to near-ties"),
         ("template", c.template),
         ("machine", f"{c.machine}, {c.threads} threads" if c.threads != 1 else f"{c.machine}, 1 thread"),
@@ -125,11 +182,11 @@ def condition_rows(c: Conditions, *, short: bool = False) -> list[tuple[str, str
     return [*main, ("device", c.device), ("sampling", sampling), ("software", software), ("date", c.date)]
 
 
-def sample_text(report: RaceReport) -> Text:
+def sample_text(race: RaceReport) -> Text:
     """The first kept answer, accepted drafts in colour, under its question; empty when none was kept."""
-    if not report.samples:
+    if not race.samples:
         return Text()
-    sample = report.samples[0]
+    sample = race.samples[0]
     question = shortened(sample.prompt, 70)
     head = Text(f'{sample.drafter} answers "{question}" (bold green: drafted and accepted)\n', "dim")
     return head + styled(Stretch(*told) for told in sample.stretches)
@@ -139,38 +196,3 @@ def shortened(text: str, length: int) -> str:
     """`text` on one line, at most `length` characters long."""
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 3] + "..."
-
-
-def html(report: RaceReport, log: TrainingLog | None = None) -> str:
-    """The race, and the training it follows, as one page that loads nothing."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("eyas.bench"), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["span"] = span
-    environment.filters["shortened"] = shortened
-    return environment.get_template("report.html.j2").render(
-        report=report,
-        best=_best(report),
-        plain=report.drafters[PLAIN],
-        headlines=HEADLINES,
-        target=Path(report.conditions.target).name,
-        series={name: i % len(plots.SERIES) for i, name in enumerate(report.drafters)},
-        rows=list(figure_rows(report)),
-        conditions=condition_rows(report.conditions),
-        footnotes=footnotes(report)[1:],
-        definitions=DEFINITIONS,
-        speed=plots.speed(report),
-        acceptance=plots.acceptance(report),
-        training=plots.training(log) if log else [],
-    )
-
-
-def _best(report: RaceReport) -> tuple[str, Figures] | None:
-    """The fastest drafter beside plain decoding."""
-    return max(report.speculative.items(), key=lambda pair: pair[1].speedup.value, default=None)
-
-
-def write_html(report: RaceReport, path: Path, log: TrainingLog | None = None) -> None:
-    """Write the page. Raises EyasError when the disk does not take it."""
-    write_text(path, html(report, log))

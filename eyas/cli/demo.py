@@ -40,7 +40,7 @@ def demo(
     _run("train", str(answers), "--out", str(head), "--minutes", f"{work * TRAIN:.2f}", "--held-out", "20",
          "--vocab", "4096", *common)  # fmt: skip
     report, page = out / "report.json", out / "report.html"
-    _run("bench", "--head", str(head), "--prompts", str(answers), "--held-out", "20", "--limit", "12",
+    _run("bench", "--drafter", f"EAGLE-3={head}", "--fresh", "--prompts", str(answers), "--held-out", "20", "--limit", "12",
          "--max-new-tokens", "96", "--json", str(report), "--html", str(page), "--log", str(head / "log.jsonl"),
          *common)  # fmt: skip
     _run("generate", PROMPT, "--head", str(head), "--max-new-tokens", "120", *common)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,9 @@ class PromptFile:
     duplicates: int = 0
 
 
-def read_prompts(path: Path | str) -> PromptFile:
+def read_prompts(path: Path | str, adapt: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> PromptFile:
     """Every conversation in `path` (see `rows.read_rows` for what that may be, `conversations.conversation` for the
-    layouts of a row), in its order and without repetitions.
+    layouts of a row), in its order and without repetitions; `adapt` turns rows of other layouts into one of those.
 
     Raises EyasError when the file is missing or unreadable or holds no good row; single bad rows are collected instead.
     """
@@ -63,7 +64,7 @@ def read_prompts(path: Path | str) -> PromptFile:
             out.bad.append(record.bad(record.why))
         elif not is_header(record.value):
             try:
-                prompt, content = _prompt(record.value)
+                prompt, content = _prompt(adapt(record.value))
             except EyasError as error:
                 out.bad.append(record.bad(str(error)))
                 continue

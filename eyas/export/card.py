@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from eyas.bench.arithmetic import tau_of
-from eyas.bench.figures import RaceReport
+from eyas.bench.grid import Report
 from eyas.errors import EyasError
 from eyas.export.engine import Engine, Order
 from eyas.heads.files import head_hash
@@ -52,18 +52,21 @@ def texts_trained_on(folder: Path) -> int | None:
 
 
 def race_of(path: Path, folder: Path, target: Target) -> dict[str, Any]:
-    """The report's conditions, and tau of every suite with its number of answers, for the head in `folder`."""
-    report = RaceReport.read(path)
-    if report.conditions.fingerprint != target.fingerprint:
-        raise EyasError(f"{path} is a race on another target ({report.conditions.target}), not on '{target.name}'")
+    """Conditions of the report's first race, and tau of every suite with its number of answers, for the head in `folder`."""
+    report = Report.read(path)
+    if not report.races:
+        raise EyasError(f"{path} holds no race yet")
+    race = report.races[0]
+    if race.conditions.fingerprint != target.fingerprint:
+        raise EyasError(f"{path} is a race on another target ({race.conditions.target}), not on '{target.name}'")
     wanted = head_hash(folder)
-    names = [name for name, figures in report.speculative.items() if figures.head == wanted]
-    if not names:
-        raise EyasError(f"{path} is a race without this head ({wanted}); run `eyas bench --head {folder} --json` again")
-    suites = {suite: [row.runs[names[0]] for row in report.rows if row.suite == suite] for suite in report.conditions.suites}
+    found = next((figures for figures in race.speculative.values() if figures.head == wanted), None)
+    if found is None:
+        raise EyasError(f"{path} is a race without this head ({wanted}); run `eyas bench --drafter {folder} --json` again")
+    answers = Counter(row.suite for row in race.rows)
     return {
-        "conditions": report.conditions,
-        "tree": report.drafters[names[0]].tree,
-        "identical": report.drafters[names[0]].identical,
-        "tau": {suite: (tau_of(runs), len(runs)) for suite, runs in suites.items() if runs},
+        "conditions": race.conditions,
+        "tree": found.tree,
+        "identical": found.identical,
+        "tau": {suite: (part.tau, answers[suite]) for suite, part in found.parts["suite"].items()},
     }

@@ -1,0 +1,91 @@
+"""Who races: contestants as a command line names them, `[NAME=]SOURCE[@TREE]`, and their engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.bench.figures import PLAIN, Entry
+from eyas.decoding.drafters.opening import Opened, open_drafter, taps_named
+from eyas.decoding.engine import Engine
+from eyas.decoding.static_tree import StaticTree, parse_tree
+from eyas.decoding.tree import TreeShape
+from eyas.errors import EyasError
+from eyas.target import Target
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`source` is "plain" or what `open_drafter` takes; `tree` None leaves it to the planner."""
+
+    name: str
+    source: str
+    tree: TreeShape | StaticTree | None = None
+
+
+def parse_contestants(told: Sequence[str], tree: TreeShape | StaticTree | None = None) -> list[Contestant]:
+    """The contestants that `told` names, plain decoding first; `tree` is that of those who name none.
+
+    Raises EyasError, in one line, for a tree that cannot be read and for a name that is used twice.
+    """
+    found = [_parsed(one, tree) for one in told]
+    contestants = [Contestant(PLAIN, PLAIN), *(c for c in found if (c.name, c.source) != (PLAIN, PLAIN))]
+    for n, contestant in enumerate(contestants):
+        if contestant.name in {other.name for other in contestants[:n]}:
+            raise EyasError(
+                f"two contestants would be called '{contestant.name}'; tell them apart by --drafter NAME={contestant.source}"
+            )
+    return contestants
+
+
+def _parsed(told: str, tree: TreeShape | StaticTree | None) -> Contestant:
+    name, source = "", told
+    if "=" in told and not Path(told).exists():
+        name, _, source = told.partition("=")
+    place, mark, shape = source.rpartition("@")
+    if mark and not Path(source).exists():
+        source, tree = place, parse_tree(shape)
+    else:
+        shape = ""
+    if not source:
+        raise EyasError(f"--drafter {told}: no drafter in it; write [NAME=]SOURCE[@TREE], e.g. mine=runs/head@chain:3")
+    if source == PLAIN and shape:
+        raise EyasError(f"--drafter {told}: plain decoding drafts nothing, so it takes no tree")
+    return Contestant(name or _short(source) + (f"@{shape}" if shape else ""), source, tree)
+
+
+def _short(source: str) -> str:
+    """A source without the folders above it: `runs/head+lookup` is "head+lookup"."""
+    return "+".join(Path(part).name or part for part in source.split("+"))
+
+
+def taps_of(contestants: Sequence[Contestant]) -> tuple[int, ...] | None:
+    """The taps to load their target with: those that the first of the drafters names; None: any will do."""
+    named = (taps_named(contestant.source) for contestant in contestants if contestant.source != PLAIN)
+    return next((taps for taps in named if taps), None)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A contestant, opened; `opened.target` is the one that its engine is given."""
+
+    contestant: Contestant
+    opened: Opened
+
+    def engine(self, *, max_rows: int, max_length: int, exact: bool = False) -> Engine:
+        """A fresh engine. Raises EyasError when the tree does not fit the drafter or the cache not the memory."""
+        target, drafter = self.opened.target, self.opened.drafter
+        return Engine(target, drafter, tree=self.contestant.tree, max_rows=max_rows, max_length=max_length, exact=exact)
+
+    @property
+    def entry(self) -> Entry:
+        told = self.contestant
+        tree = str(told.tree or "auto") if self.opened.drafter is not None else ""
+        return Entry(name=told.name, source=told.source, hash=self.opened.hash, tree=tree)
+
+
+def enter(contestant: Contestant, target: Target) -> Entrant:
+    """Open the contestant's drafter. Raises EyasError, in one line, when there is no such drafter for `target`."""
+    plain = contestant.source == PLAIN
+    return Entrant(contestant, Opened(target, None, "") if plain else open_drafter(contestant.source, target))
