@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.bench.live.figures import Answer
 from eyas.bench.items import Item
+from eyas.bench.live.figures import Answer
 from eyas.decoding.sampling import SamplingParams
 from eyas.errors import EyasError
 

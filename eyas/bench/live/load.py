@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import httpx2
 
-from eyas.bench.live.figures import Answer, Level
 from eyas.bench.items import Item
+from eyas.bench.live.figures import Answer, Level
 from eyas.data.connection import Connection, reason_of
 from eyas.errors import EyasError
 

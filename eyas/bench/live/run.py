@@ -16,12 +16,12 @@ import numpy as np
 from eyas import machine
 from eyas.bench.arithmetic import bootstrap, speed_ratio
 from eyas.bench.figures import Interval
+from eyas.bench.items import Item
 from eyas.bench.live import metrics
 from eyas.bench.live.advice import advise, tokens_per_round
 from eyas.bench.live.asking import ask, key_of
 from eyas.bench.live.figures import Answer, Level, LiveConditions, LiveReport, Side
 from eyas.bench.live.load import load
-from eyas.bench.items import Item
 from eyas.data.connection import Connection
 from eyas.data.hashing import content_id
 from eyas.decoding.sampling import SamplingParams
