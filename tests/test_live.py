@@ -9,11 +9,11 @@ import httpx2
 import numpy as np
 import pytest
 
+from eyas.bench.items import Item
 from eyas.bench.live import advice, metrics, run
 from eyas.bench.live.figures import Acceptance, Answer, Level, LiveReport, Side
 from eyas.bench.live.run import levels_of, measure_server, speedup
 from eyas.bench.live.show import footnotes, html, table
-from eyas.bench.suites import Item
 from eyas.chat import encode
 from eyas.cli.app import app
 from eyas.data.connection import Connection
@@ -75,8 +75,8 @@ def test_tokens_are_the_servers_own_counts_and_the_warm_up_is_left_out():
         report = measure_server(url + "/v1", ITEMS, GREEDY, [1, 3])
     for found in report.server.levels:
         by_name = {a.prompt: a for a in found.answers}
-        assert [by_name[f"toy/q{n}"].tokens for n in range(6)] == [count + 100 for count in answers]
-        assert [by_name[f"toy/q{n}"].prompt_tokens for n in range(6)] == prompts
+        assert [by_name[f"toy/q{n}/1"].tokens for n in range(6)] == [count + 100 for count in answers]
+        assert [by_name[f"toy/q{n}/1"].prompt_tokens for n in range(6)] == prompts
         assert found.tokens == sum(answers) + 600
         assert found.tokens_per_s == pytest.approx(found.tokens / found.seconds)
         assert not found.failures
@@ -291,5 +291,5 @@ def test_the_command(tmp_path, capsys):
     assert table(report)
     with pytest.raises(EyasError, match="name it by --server"):
         app(["bench", "--concurrency", "1"], standalone_mode=False)
-    with pytest.raises(EyasError, match="drop --head"):
+    with pytest.raises(EyasError, match="no --drafter"):
         app(["bench", "--server", url, "--exact"], standalone_mode=False)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from eyas.bench.figures import PLAIN
+from eyas.bench.items import Item
 from eyas.bench.peers import open_peer, stock
 from eyas.bench.peers.peer import counted, result_of
 from eyas.bench.peers.worker import Worker
 from eyas.bench.race import Rules, race
-from eyas.bench.suites import Item
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats

@@ -19,7 +19,7 @@ def html(report: Report, log: TrainingLog | None = None) -> str:
     """All races, and the training they follow, as one page that loads nothing."""
     names = list(report.races[0].drafters)
     bests = [(race, *race.best) for race in report.races if race.best]
-    return filled(
+    return render_page(
         "report.html.j2",
         report=report,
         first=report.races[0],
@@ -50,7 +50,7 @@ def html(report: Report, log: TrainingLog | None = None) -> str:
     )
 
 
-def filled(template: str, **told: Any) -> str:
+def render_page(template: str, **told: Any) -> str:
     """The template `template` of this room, filled with `told`."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("eyas.bench"), autoescape=True, undefined=jinja2.StrictUndefined,

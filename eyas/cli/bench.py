@@ -109,13 +109,13 @@ def bench(
     if server:
         if drafter or tree or batch or exact or sweep or log or len(temperatures) > 1:
             raise EyasError(
-                "the server has the model and the head: with --server give prompts, one --temperature and --concurrency, but no "
-                "--drafter, --tree, --batch, --exact, --sweep or --log"
+                "with --server the server has the model and the head: give prompts and one --temperature, but no --drafter, "
+                "--tree, --batch, --exact, --sweep or --log"
             )
         asked = gather(
             Elsewhere(), names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit
         )  # fmt: skip
-        params = SamplingParams(max_new_tokens=max_new_tokens, temperature=sum(temperatures), seed=seed)
+        params = SamplingParams(max_new_tokens=max_new_tokens, temperature=[*temperatures, 0.0][0], seed=seed)
         bench_server(
             server, asked, params, concurrency=concurrency, baseline=baseline, model=model, key=api_key, json=json, html=html
         )

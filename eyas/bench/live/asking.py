@@ -22,16 +22,16 @@ class Elsewhere:
 
 def key_of(item: Item) -> str:
     """The name of a prompt, unique among those of a benchmark."""
-    return f"{item.suite}/{item.id}"
+    return "/".join(map(str, item.key))
 
 
 async def ask(client: Any, model: str, item: Item, params: SamplingParams) -> Answer:
     """The answer to the first question of `item`, as `client` (openai's, asynchronous) gets it.
 
-    A conversation is asked for as messages, ready-made prompt tokens as they are. Raises openai's errors, and EyasError when
-    the server does not count tokens.
+    A conversation is asked for as messages, ready-made prompt tokens as they are, sampled by `params` but for what the prompt
+    asks for itself. Raises openai's errors, and EyasError when the server does not count tokens.
     """
-    wanted = body(model, params)
+    wanted = body(model, item.params(params))
     begun = time.perf_counter()
     if item.ids:
         stream = await client.completions.create(prompt=list(item.ids), **wanted)

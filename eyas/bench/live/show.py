@@ -12,7 +12,7 @@ from rich.text import Text
 from eyas.bench.live import plots
 from eyas.bench.live.advice import ASSUMPTIONS
 from eyas.bench.live.figures import DEFINITIONS, Advice, Level, LiveReport, Side, Spread
-from eyas.bench.page import filled
+from eyas.bench.page import render_page
 from eyas.bench.report import span
 from eyas.files import write_text
 
@@ -121,7 +121,7 @@ def _grid(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 def html(report: LiveReport) -> str:
     """The measurement as one page that loads nothing."""
-    return filled(
+    return render_page(
         "live.html.j2",
         report=report,
         grids=list(grids(report)),
