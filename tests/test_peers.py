@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from eyas.bench.figures import PLAIN
+from eyas.bench.grid import Report
 from eyas.bench.items import Item
 from eyas.bench.peers import open_peer, stock
 from eyas.bench.peers.peer import counted, result_of
 from eyas.bench.peers.worker import Worker
 from eyas.bench.race import Rules, race
+from eyas.cli.app import app
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats
@@ -114,6 +116,18 @@ def test_peers_race(target: Target) -> None:
     generate, lookup = report.drafters["generate"], report.drafters["lookup"]
     assert generate.tau.value == 1 and generate.target_forwards == 2 * NEW
     assert lookup.drafted >= lookup.accepted >= 0 and lookup.tau.value >= 1
+
+
+def test_the_command_races_peers_and_calls_their_own_draws_no_fault(target: Target, tmp_path: Path, capsys) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one two"}\n{"prompt": "three"}\n')
+    told = ["--prompts", str(prompts), "--max-new-tokens", "8", "--temperature", "0,1", "--json", str(tmp_path / "r.json")]
+    app(["bench", "--target", target.name, "--drafter", "peer:generate", *told], standalone_mode=False)
+    greedy, sampled = (found.drafters["generate"] for found in Report.read(tmp_path / "r.json").races)
+    assert greedy.same == "yes" and sampled.same == "own draws"
+    assert "own draws" in capsys.readouterr().out
+    with pytest.raises(EyasError, match="takes no tree"):
+        app(["bench", "--target", target.name, "--drafter", "peer:generate@chain:3", *told], standalone_mode=False)
 
 
 def test_rounds_are_read_as_ours_are(target: Target) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.bench.figures import PLAIN, Entry
+from eyas.bench.figures import PEER, PLAIN, Entry
+from eyas.bench.peers import Peer, open_peer
 from eyas.decoding.drafters.opening import Opened, open_drafter
 from eyas.decoding.engine import Engine
 from eyas.decoding.static_tree import StaticTree, parse_tree
@@ -17,7 +18,7 @@ from eyas.target import Target
 
 @dataclass(frozen=True)
 class Contestant:
-    """`source` is "plain" or what `open_drafter` takes; `tree` None leaves it to the planner."""
+    """`source` is "plain", what `open_drafter` takes, or a peer; `tree` None leaves it to the planner."""
 
     name: str
     source: str
@@ -50,26 +51,33 @@ def _parsed(told: str, tree: TreeShape | StaticTree | None) -> Contestant:
         shape = ""
     if not source:
         raise EyasError(f"--drafter {told}: no drafter in it; write [NAME=]SOURCE[@TREE], e.g. mine=runs/head@chain:3")
+    if source.startswith(PEER) and shape:
+        raise EyasError(f"--drafter {told}: a peer drafts as it does, so it takes no tree")
     if source == PLAIN and shape:
         raise EyasError(f"--drafter {told}: plain decoding drafts nothing, so it takes no tree")
     return Contestant(name or _short(source) + (f"@{shape}" if shape else ""), source, tree)
 
 
 def _short(source: str) -> str:
-    """A source without the folders above it: `runs/head+lookup` is "head+lookup"."""
+    """A source without the folders above it: `runs/head+lookup` is "head+lookup"; a peer by its kind."""
+    if source.startswith(PEER):
+        return source.removeprefix(PEER).partition(":")[0]
     return "+".join(Path(part).name or part for part in source.split("+"))
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contestant with its drafter at hand (None: plain decoding); `target` is the one that its engine is given."""
+    """A contestant with its drafter at hand (None: plain decoding, or a peer); `target` is the one that its engine is given."""
 
     contestant: Contestant
     target: Target
     opened: Opened | None
 
-    def engine(self, *, max_rows: int, max_length: int, exact: bool = False) -> Engine:
-        """A fresh engine. Raises EyasError when the tree does not fit the drafter or the cache not the memory."""
+    def engine(self, *, max_rows: int, max_length: int, exact: bool = False) -> Engine | Peer:
+        """A fresh engine. Raises EyasError when the tree does not fit the drafter, the cache not the memory, and when a peer is
+        not installed."""
+        if self.contestant.source.startswith(PEER):
+            return open_peer(self.contestant.source, self.target, max_rows, max_length)
         drafter = self.opened.drafter if self.opened else None
         tree = self.contestant.tree if self.opened else None
         return Engine(self.target, drafter, tree=tree, max_rows=max_rows, max_length=max_length, exact=exact)
@@ -84,7 +92,7 @@ class Entrant:
 
 def enter(contestant: Contestant, target: Target) -> Entrant:
     """Open the contestant's drafter. Raises EyasError, in one line, when there is no such drafter for `target`."""
-    if contestant.source == PLAIN:
+    if contestant.source == PLAIN or contestant.source.startswith(PEER):
         return Entrant(contestant, target, None)
     opened = open_drafter(contestant.source, target)
     return Entrant(contestant, opened.target, opened)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from eyas.bench.figures import PEER
 from eyas.bench.peers.assisted import open_assisted
 from eyas.bench.peers.generate import open_generate
 from eyas.bench.peers.llamacpp import open_llamacpp
@@ -13,7 +14,6 @@ from eyas.bench.peers.peer import Peer
 from eyas.errors import EyasError
 from eyas.target import Target
 
-PREFIX = "peer:"
 PEERS: dict[str, Callable[[str, Target, int, int], Peer]] = {
     "generate": open_generate,
     "lookup": open_lookup,
@@ -29,7 +29,7 @@ def open_peer(source: str, target: Target, rows: int, length: int) -> Peer:
 
     Raises EyasError, in one line, when there is no such peer, when it is not installed, and when its model is missing.
     """
-    kind, _, argument = source.removeprefix(PREFIX).partition(":")
+    kind, _, argument = source.removeprefix(PEER).partition(":")
     if kind not in PEERS:
-        raise EyasError(f"no peer '{source}'; there are: {', '.join(PREFIX + name for name in PEERS)}")
+        raise EyasError(f"no peer '{source}'; there are: {', '.join(PEER + name for name in PEERS)}")
     return PEERS[kind](argument, target, rows, length)
