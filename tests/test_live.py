@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 
 import httpx2
 import numpy as np
@@ -94,7 +95,15 @@ def test_tokens_are_the_servers_own_counts_and_the_warm_up_is_left_out():
 
 @pytest.mark.parametrize("concurrency", [1, 2, 5])
 def test_the_concurrency_is_reached_and_never_exceeded(concurrency: int):
-    server = fake(slow=0.02)
+    """No request is answered before as many as wanted are waiting."""
+    reached = threading.Event()
+
+    def wait(_: int) -> None:
+        if server.in_flight >= concurrency:
+            reached.set()
+        assert reached.wait(60)
+
+    server = fake(trouble=wait)
     with server.running() as url:
         (found,) = measure_server(url, ITEMS, GREEDY, [concurrency]).server.levels
     assert server.most_in_flight == found.most_in_flight == concurrency
@@ -106,7 +115,7 @@ def test_times_are_those_of_the_stream():
         (found,) = measure_server(url, ITEMS[:2], GREEDY, [2]).server.levels
     for answer in found.answers:
         assert 0.05 <= answer.first_s < answer.seconds
-        assert 0.01 <= answer.per_token_s < 0.04  # 10 ms of sleep and what a token costs here
+        assert answer.per_token_s >= 0.01
         assert answer.seconds == pytest.approx(answer.first_s + answer.per_token_s * (answer.tokens - 1))
     assert max(a.seconds for a in found.answers) <= found.seconds
     assert found.first.median == pytest.approx(np.median([a.first_s for a in found.answers]))
