@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Protocol
 
+from eyas.bench.race import Racer
 from eyas.decoding.engine import Request, Result
 from eyas.decoding.row import Finish
 from eyas.decoding.sampling import SamplingParams
@@ -16,20 +17,9 @@ from eyas.target import Target
 UNDERSTOOD = {"max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "sample", "ignore_eos"}
 
 
-class Peer(Protocol):
-    """A decoder with its own sampling: its tokens at temperature 0 are the target's up to near-ties, above it they are other
-    draws of the same distribution.
-
-    `max_length` is the longest text, prompt and answer. Its stats hold what it tells; what it does not tell is 0.
-    """
-
-    max_length: int
-
-    @property
-    def policy(self) -> str:
-        """What it is and how it drafts."""
-
-    def generate(self, requests: Iterable[Request]) -> list[Result]: ...
+class Peer(Racer, Protocol):
+    """A racer with its own sampling: its tokens at temperature 0 are the target's up to near-ties, above it they are other
+    draws of the same distribution. Its stats hold what it tells; what it does not tell is 0."""
 
 
 def require_understood(name: str, params: SamplingParams) -> None:
