@@ -60,7 +60,9 @@ def open_openvino(argument: str, target: Target, rows: int, length: int) -> Peer
         raise EyasError(f"peer:openvino:{argument}: no {openvino.MODEL} there; write one by eyas export HEAD --to openvino")
     exporter = openvino.find_exporter()
     python = Path(exporter).with_name("python")
-    worker = Worker("OpenVINO", [python, Path(__file__).with_name("openvino_worker.py"), _target_model(target, exporter), head])
+    worker = Worker(
+        "OpenVINO", [python, "-I", Path(__file__).with_name("openvino_worker.py"), _target_model(target, exporter), head]
+    )
     if worker.hear(b"\n").strip() != "ready":
         raise EyasError("OpenVINO's worker did not say that it is ready")
     return OpenVinoPeer(target, length, worker)
