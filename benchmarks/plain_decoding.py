@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from typing import Any
 
 import eyas  # noqa: F401  before torch: OpenMP reads how long threads spin when torch loads it
@@ -23,58 +22,18 @@ import eyas  # noqa: F401  before torch: OpenMP reads how long threads spin when
 # isort: split
 import torch
 from decoding import PROMPTS
-from transformers import AutoModelForCausalLM, LogitsProcessor
 
 from eyas.bench.arithmetic import bootstrap, by_prompt, speed_columns, speed_ratio
 from eyas.bench.figures import PLAIN, Interval, RaceReport
 from eyas.bench.items import Item
+from eyas.bench.peers import open_peer
 from eyas.bench.race import Rules, race
-from eyas.decoding.engine import Engine, Request, Result
+from eyas.decoding.engine import Engine
 from eyas.decoding.sampling import SamplingParams
-from eyas.decoding.stats import Stats
-from eyas.locate import locate
 from eyas.target import Target, transformers_quietly
 
 PACKINGS = ("fp32", "fp16", "int8")
 MAX_LENGTH = 256
-
-
-class _Clock(LogitsProcessor):
-    """Notes when the prompt was read: at the first choice of a token."""
-
-    read: float | None = None
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        self.read = self.read or time.perf_counter()
-        return scores
-
-
-class Generate:
-    """transformers' `generate` in an engine's place: greedy, rows padded on the left."""
-
-    max_length, policy = MAX_LENGTH, ""
-
-    def __init__(self, eos: frozenset[int]) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(locate("smollm2"), dtype=torch.float32).eval()
-        self.model.generation_config.eos_token_id = None  # no answer ends early
-        self.pad = min(eos)
-
-    @torch.inference_mode()
-    def generate(self, requests: list[Request]) -> list[Result]:
-        longest = max(len(r.ids) for r in requests)
-        ids = torch.tensor([[self.pad] * (longest - len(r.ids)) + r.ids for r in requests])  # [B, L]
-        mask = torch.tensor([[0] * (longest - len(r.ids)) + [1] * len(r.ids) for r in requests])  # [B, L]
-        clock, start = _Clock(), time.perf_counter()
-        told = self.model.generate(
-            ids, attention_mask=mask, max_new_tokens=requests[0].params.max_new_tokens, do_sample=False,
-            logits_processor=[clock], pad_token_id=self.pad,
-        )[:, longest:].tolist()  # fmt: skip
-        assert clock.read is not None
-        prefill = (clock.read - start) / len(requests)
-        return [
-            Result(r.id, len(r.ids), out, [False] * len(out), "", "length", Stats(prefill_s=prefill, target_forwards=len(out)))
-            for r, out in zip(requests, told, strict=True)
-        ]
 
 
 def ratio(report: RaceReport, name: str, base: str) -> Interval:
@@ -93,12 +52,11 @@ def main() -> None:
 
     targets = {weights: Target.load("smollm2", weights=weights) for weights in ("stock", *PACKINGS)}
     stock = targets["stock"]
-    generate = Generate(stock.eos_ids)
     items = [Item(str(i), "plain", "", ({"role": "user", "content": p},)) for i, p in enumerate(PROMPTS)]
     params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
     reports = {}
     for batch, count in ((1, alone), (8, together)):
-        engines: dict[str, Any] = {PLAIN: generate}
+        engines: dict[str, Any] = {PLAIN: open_peer("peer:generate", stock, batch, MAX_LENGTH)}
         for weights in ("stock", *PACKINGS) if batch == 1 else PACKINGS:
             engines[weights] = Engine(targets[weights], max_rows=batch, max_length=MAX_LENGTH, exact=weights != "stock")
         reports[batch] = race(stock, engines, items[:count], params, rules=Rules(batch=batch, noise=count // 2, samples=0))

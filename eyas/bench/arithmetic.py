@@ -119,7 +119,9 @@ def depth_counts(runs: Iterable[Run]) -> Stats:
     return sum(counts, Stats())
 
 
-def figures_of(rows: Sequence[Turn], name: str, *, source: str, head: str, tree: str, peak_mib: float) -> Figures:
+def figures_of(
+    rows: Sequence[Turn], name: str, *, source: str, head: str, tree: str, peak_mib: float, own_noise: bool = False
+) -> Figures:
     """`name`'s figures over all rows."""
     groups = by_prompt(rows)
     runs = [row.runs[name] for row in rows]
@@ -156,6 +158,7 @@ def figures_of(rows: Sequence[Turn], name: str, *, source: str, head: str, tree:
         share_other=max(0.0, 1 - draft - verify),
         peak_mib=peak_mib,
         differing=sum(not r.identical for r in runs),
+        own_noise=own_noise,
         parts={
             "suite": _parts(rows, name, lambda row: row.suite),
             "category": _parts(rows, name, lambda row: row.category),

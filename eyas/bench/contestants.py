@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.bench.figures import PLAIN, Entry
+from eyas.bench.figures import PEER, PLAIN, Entry
+from eyas.bench.peers import Peer, open_peer
 from eyas.decoding.drafters.opening import Opened, open_drafter, taps_named
 from eyas.decoding.engine import Engine
 from eyas.decoding.static_tree import StaticTree, parse_tree
@@ -17,7 +18,7 @@ from eyas.target import Target
 
 @dataclass(frozen=True)
 class Contestant:
-    """`source` is "plain" or what `open_drafter` takes; `tree` None leaves it to the planner."""
+    """`source` is "plain", what `open_drafter` takes, or a peer; `tree` None leaves it to the planner."""
 
     name: str
     source: str
@@ -50,32 +51,39 @@ def _parsed(told: str, tree: TreeShape | StaticTree | None) -> Contestant:
         shape = ""
     if not source:
         raise EyasError(f"--drafter {told}: no drafter in it; write [NAME=]SOURCE[@TREE], e.g. mine=runs/head@chain:3")
+    if source.startswith(PEER) and shape:
+        raise EyasError(f"--drafter {told}: a peer drafts as it does, so it takes no tree")
     if source == PLAIN and shape:
         raise EyasError(f"--drafter {told}: plain decoding drafts nothing, so it takes no tree")
     return Contestant(name or _short(source) + (f"@{shape}" if shape else ""), source, tree)
 
 
 def _short(source: str) -> str:
-    """A source without the folders above it: `runs/head+lookup` is "head+lookup"."""
+    """A source without the folders above it: `runs/head+lookup` is "head+lookup"; a peer by its kind."""
+    if source.startswith(PEER):
+        return source.removeprefix(PEER).partition(":")[0]
     return "+".join(Path(part).name or part for part in source.split("+"))
 
 
 def taps_of(contestants: Sequence[Contestant]) -> tuple[int, ...] | None:
     """The taps to load their target with: those that the first of the drafters names; None: any will do."""
-    named = (taps_named(contestant.source) for contestant in contestants if contestant.source != PLAIN)
+    named = (taps_named(c.source) for c in contestants if c.source != PLAIN and not c.source.startswith(PEER))
     return next((taps for taps in named if taps), None)
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contestant, opened; `opened.target` is the one that its engine is given."""
+    """A contestant, opened; `opened.target` is the one that its engine is given. A peer has no drafter."""
 
     contestant: Contestant
     opened: Opened
 
-    def engine(self, *, max_rows: int, max_length: int, exact: bool = False) -> Engine:
-        """A fresh engine. Raises EyasError when the tree does not fit the drafter or the cache not the memory."""
+    def engine(self, *, max_rows: int, max_length: int, exact: bool = False) -> Engine | Peer:
+        """A fresh engine. Raises EyasError when the tree does not fit the drafter, the cache not the memory, and when a peer is
+        not installed."""
         target, drafter = self.opened.target, self.opened.drafter
+        if self.contestant.source.startswith(PEER):
+            return open_peer(self.contestant.source, target, max_rows, max_length)
         return Engine(target, drafter, tree=self.contestant.tree, max_rows=max_rows, max_length=max_length, exact=exact)
 
     @property
@@ -87,5 +95,5 @@ class Entrant:
 
 def enter(contestant: Contestant, target: Target) -> Entrant:
     """Open the contestant's drafter. Raises EyasError, in one line, when there is no such drafter for `target`."""
-    plain = contestant.source == PLAIN
-    return Entrant(contestant, Opened(target, None, "") if plain else open_drafter(contestant.source, target))
+    own = contestant.source == PLAIN or contestant.source.startswith(PEER)
+    return Entrant(contestant, Opened(target, None, "") if own else open_drafter(contestant.source, target))

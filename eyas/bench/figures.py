@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from eyas.decoding import stats
 
 PLAIN = "plain"  # the contestant that every other one is measured against
+PEER = "peer:"  # begins what the command line calls another project's decoder
 
 DEFINITIONS = {
     "tokens/s": "tokens after an answer's first / seconds after prefill, counted alike for all",
@@ -161,11 +162,23 @@ class Figures(BaseModel):
     share_other: float
     peak_mib: float
     differing: int  # answers that are not plain decoding's
+    own_noise: bool = False  # sampled otherwise than eyas does, so that other answers are no fault
     parts: dict[str, dict[str, Part]]  # by "suite", "category", "turn" and "position"
 
     @property
     def identical(self) -> bool:
         return self.differing == 0
+
+    @property
+    def same(self) -> str:
+        """Whether its answers are plain decoding's, in words."""
+        if self.own_noise:
+            return "own draws"
+        return "yes" if self.identical else f"no: {self.differing} of {self.answers} differ"
+
+    @property
+    def is_peer(self) -> bool:
+        return self.source.startswith(PEER)
 
 
 class Noise(BaseModel):
@@ -219,5 +232,6 @@ class RaceReport(BaseModel):
 
     @property
     def best(self) -> tuple[str, Figures] | None:
-        """The fastest drafter beside plain decoding."""
-        return max(self.speculative.items(), key=lambda pair: pair[1].speedup.value, default=None)
+        """The fastest drafter beside plain decoding; peers are there to compare with."""
+        own = {name: figures for name, figures in self.speculative.items() if not figures.is_peer}
+        return max(own.items(), key=lambda pair: pair[1].speedup.value, default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -16,14 +17,10 @@ from eyas.files import write_text
 
 def html(report: Report, log: TrainingLog | None = None) -> str:
     """All races, and the training they follow, as one page that loads nothing."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("eyas.bench"), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters.update(span=span, shortened=shortened)
     names = list(report.races[0].drafters)
     bests = [(race, *race.best) for race in report.races if race.best]
-    return environment.get_template("report.html.j2").render(
+    return render_page(
+        "report.html.j2",
         report=report,
         first=report.races[0],
         best=max(bests, key=lambda found: found[2].speedup.value, default=None),
@@ -51,6 +48,16 @@ def html(report: Report, log: TrainingLog | None = None) -> str:
         definitions=DEFINITIONS,
         training=plots.training(log) if log else [],
     )
+
+
+def render_page(template: str, **told: Any) -> str:
+    """The template `template` of this room, filled with `told`."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("eyas.bench"), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters.update(span=span, shortened=shortened)
+    return environment.get_template(template).render(**told)
 
 
 def write_html(report: Report, path: Path, log: TrainingLog | None = None) -> None:

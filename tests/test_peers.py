@@ -1,0 +1,171 @@
+"""Peers: other decoders write what plain decoding writes, and tell of themselves what is so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.bench.figures import PLAIN
+from eyas.bench.grid import Report
+from eyas.bench.items import Item
+from eyas.bench.peers import open_peer, stock
+from eyas.bench.peers.peer import counted, result_of
+from eyas.bench.peers.worker import Worker
+from eyas.bench.race import Rules, race
+from eyas.cli.app import app
+from eyas.decoding.engine import Engine, Request
+from eyas.decoding.sampling import SamplingParams
+from eyas.decoding.stats import Stats
+from eyas.errors import EyasError
+from eyas.target import Target
+from tests.tiny import save_target, tiny_target
+
+NEW = 14
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    yield Target.load(str(save_target(tiny_target(), tmp_path_factory.mktemp("target"))))
+    stock.stock_model.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def sibling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same tokens that seldom agrees."""
+    return save_target(tiny_target(seed=1), tmp_path_factory.mktemp("sibling"))
+
+
+def requests(**params) -> list[Request]:
+    """Prompts of several lengths, of which one repeats itself."""
+    told = SamplingParams(max_new_tokens=NEW, **params)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 160, (length,), generator=generator).tolist() for length in (9, 17, 12)]
+    return [Request(ids, told, f"r{n}") for n, ids in enumerate([*prompts, prompts[0] * 3])]
+
+
+def plain(target: Target, asked: list[Request]) -> list[list[int]]:
+    return [result.ids for result in Engine(target, max_rows=4, max_length=128).generate(asked)]
+
+
+@pytest.mark.parametrize(
+    "source", ["peer:generate", "peer:lookup", "peer:lookup:3", "peer:assisted:TARGET", "peer:assisted:SIBLING"]
+)
+def test_greedy_tokens_are_plain_decodings(source: str, target: Target, sibling: Path) -> None:
+    source = source.replace("TARGET", target.name).replace("SIBLING", str(sibling))
+    peer = open_peer(source, target, 3, 128)
+    for asked in (requests(), requests(ignore_eos=True)):
+        results = peer.generate(iter(asked))
+        assert [r.ids for r in results] == plain(target, asked)
+        for request, result in zip(asked, results, strict=True):
+            stats = result.stats
+            assert (result.id, result.prompt_len) == (request.id, len(request.ids))
+            assert len(result.accepted) == len(result.ids) <= NEW
+            assert stats.accepted <= stats.drafted and stats.prefill_s > 0
+            assert stats.target_forwards == len(result.ids) - stats.accepted  # each emits a token of its own
+    assert "stock float32 weights, sdpa attention" in peer.policy
+
+
+def test_an_answer_ends_with_its_first_end_of_text(target: Target) -> None:
+    """The end is taken to be a token that a greedy answer comes to, in some rows of the batch before others."""
+    asked = requests(ignore_eos=True)
+    end = plain(target, asked)[0][5]
+    before, target.eos_ids = target.eos_ids, frozenset({end})
+    try:
+        asked = requests()
+        expected = plain(target, asked)
+        assert {len(ids) for ids in expected} != {NEW} and expected[0][-1] == end
+        for source in ("peer:generate", "peer:lookup"):
+            results = open_peer(source, target, 4, 128).generate(asked)
+            assert [r.ids for r in results] == expected
+            assert [r.finish for r in results] == ["eos" if ids[-1] == end else "length" for ids in expected]
+    finally:
+        target.eos_ids = before
+
+
+def test_the_targets_own_copy_accepts_all_it_is_offered(target: Target) -> None:
+    """An assistant that is the target: every draft is right, and rounds are as long as they are drafted."""
+    peer = open_peer(f"peer:assisted:{target.name}", target, 1, 128)
+    (result,) = peer.generate(requests(ignore_eos=True)[:1])
+    assert result.stats.accepted == result.stats.drafted > 0
+    assert sum(result.accepted) == result.stats.accepted
+    assert result.stats.tau > 1.5 and result.stats.draft_s > 0
+
+
+def test_sampling_has_its_own_noise_and_is_reproducible(target: Target) -> None:
+    for source in ("peer:generate", "peer:lookup"):
+        peer = open_peer(source, target, 4, 128)
+        first, again = (
+            [r.ids for r in peer.generate(requests(temperature=1.0, top_k=50, top_p=0.9, seed=5))] for _ in range(2)
+        )
+        other = [r.ids for r in peer.generate(requests(temperature=1.0, top_k=50, top_p=0.9, seed=6))]
+        assert first == again != other
+    with pytest.raises(EyasError, match="does not take repetition_penalty"):
+        peer.generate(requests(repetition_penalty=1.2))
+
+
+def test_peers_race(target: Target) -> None:
+    peers = {name: open_peer(f"peer:{name}", target, 2, 128) for name in ("generate", "lookup")}
+    items = [Item(f"q{n}", "toy", "toy", ({"role": "user", "content": "one two one two " * n},)) for n in (1, 2)]
+    engines = {PLAIN: Engine(target, max_rows=2, max_length=128), **peers}
+    report = race(target, engines, items, SamplingParams(max_new_tokens=NEW, ignore_eos=True), rules=Rules(batch=2, noise=0))
+    assert [f.differing for f in report.drafters.values()] == [0, 0, 0]
+    generate, lookup = report.drafters["generate"], report.drafters["lookup"]
+    assert generate.tau.value == 1 and generate.target_forwards == 2 * NEW
+    assert lookup.drafted >= lookup.accepted >= 0 and lookup.tau.value >= 1
+
+
+def test_the_command_races_peers_and_calls_their_own_draws_no_fault(target: Target, tmp_path: Path, capsys) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one two"}\n{"prompt": "three"}\n')
+    told = ["--prompts", str(prompts), "--max-new-tokens", "8", "--temperature", "0,1", "--json", str(tmp_path / "r.json")]
+    app(["bench", "--target", target.name, "--drafter", "peer:generate", *told], standalone_mode=False)
+    greedy, sampled = (found.drafters["generate"] for found in Report.read(tmp_path / "r.json").races)
+    assert greedy.same == "yes" and sampled.same == "own draws"
+    assert "own draws" in capsys.readouterr().out
+    with pytest.raises(EyasError, match="takes no tree"):
+        app(["bench", "--target", target.name, "--drafter", "peer:generate@chain:3", *told], standalone_mode=False)
+
+
+def test_rounds_are_read_as_ours_are(target: Target) -> None:
+    """The prompt's forward emits a token, then rounds of 3, 1 and 2; the text ends inside the last one."""
+    request = Request([5, 6], SamplingParams(max_new_tokens=6))
+    stats = counted(Stats(), [1, 3, 1, 2], [0, 4, 4, 4])
+    result = result_of(request, target, [9, 10, 11, 12, 13, 14, 15], [1, 3, 1, 2], stats, frozenset({99}))
+    assert result.ids == [9, 10, 11, 12, 13, 14] and result.finish == "length"
+    assert result.accepted == [False, True, True, False, False, True]
+    assert (stats.rounds, stats.emitted, stats.drafted, stats.accepted, stats.target_forwards) == (3, 6, 12, 3, 4)
+    assert stats.by_depth_accepted == [2, 1, 0, 0]
+
+
+def test_what_is_missing_is_told_in_one_line(target: Target, sibling: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("EYAS_LLAMACPP_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setenv("EYAS_OPTIMUM_CLI", str(tmp_path / "nothing"))
+    (tmp_path / "head.gguf").touch()
+    (tmp_path / "openvino_model.xml").touch()
+    cases = {
+        "peer:other": "no peer 'peer:other'; there are: peer:generate, peer:lookup",
+        "peer:generate:x": "takes nothing after its name",
+        "peer:lookup:x": "give a number of tokens to draft",
+        "peer:assisted": "wants the model that drafts",
+        f"peer:assisted:{tmp_path}": "holds no config.json",
+        f"peer:llamacpp:{sibling}": "eyas export HEAD --to gguf",
+        f"peer:llamacpp:{tmp_path}": "llama.cpp is not in .*; run: make",
+        f"peer:openvino:{sibling}": "eyas export HEAD --to openvino",
+        f"peer:openvino:{tmp_path}": "install optimum 2.3.0",
+    }
+    for source, told in cases.items():
+        with pytest.raises(EyasError, match=told) as raised:
+            open_peer(source, target, 1, 128)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_worker_that_ends_says_why() -> None:
+    worker = Worker("it", [sys.executable, "-c", "print(input()[::-1], flush=True); raise SystemExit('out of words')"])
+    worker.say("abc")
+    assert worker.hear(b"\n") == "cba\n"
+    with pytest.raises(EyasError, match="it ended with 1: out of words"):
+        worker.hear(b"\n")
