@@ -125,7 +125,7 @@ def test_bad_input_is_one_line_and_a_code(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     target = ("--target", target_dir)
-    empty, masked, not_a_head = tmp_path / "empty.jsonl", tmp_path / "masked.jsonl", tmp_path / "plain"
+    empty, masked, not_a_head = tmp_path / "empty.jsonl", tmp_path / "masked.jsonl", tmp_path / "bare"
     empty.write_text("")
     prompt = tmp_path / "prompt.jsonl"
     prompt.write_text(json.dumps({"prompt": "hello"}) + "\n")

