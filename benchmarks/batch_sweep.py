@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import json
 
+import eyas  # noqa: F401  before torch: OpenMP reads how long threads spin when torch loads it
+
+# isort: split
 import torch
 from decoding import Pair, arguments, timed
 

@@ -18,6 +18,9 @@ import statistics
 import time
 from collections.abc import Callable
 
+import eyas  # noqa: F401  before torch: OpenMP reads how long threads spin when torch loads it
+
+# isort: split
 import torch
 from decoding import Pair, arguments, timed
 

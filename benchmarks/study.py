@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import eyas  # noqa: F401  before torch: OpenMP reads how long threads spin when torch loads it
+
+# isort: split
 import torch
 
 from eyas.chat import Sample
