@@ -43,7 +43,7 @@ def forwards(pair: Pair) -> dict[str, Callable[[], object]]:
     drafter.allocate(1, CONTEXT + 8, 10)
     drafter.prefill(0, torch.zeros(CONTEXT, dtype=torch.long), torch.zeros(CONTEXT, 3 * target.hidden_size))
     drafter.extend(last, torch.zeros(1, 1, 3 * target.hidden_size), torch.ones(1, dtype=torch.long))
-    fresh = drafter._states, drafter._seen, drafter._level
+    fresh = drafter._states, drafter._seen, drafter._levels
 
     def read() -> object:
         return projected(target, read_trees(target, cache, last, none))
@@ -52,7 +52,7 @@ def forwards(pair: Pair) -> dict[str, Callable[[], object]]:
         tokens = torch.zeros(1, rows, dtype=torch.long)
 
         def run() -> object:
-            drafter._states, drafter._seen, drafter._level = fresh
+            drafter._states, drafter._seen, drafter._levels = fresh
             return drafter.expand(tokens, tokens).log_softmax(-1).topk(10)
 
         return run

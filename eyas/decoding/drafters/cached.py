@@ -25,6 +25,7 @@ class CachedDrafter:
     def __init__(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> None:
         self._shapes, self._dtype, self._device = shapes, dtype, device
         self._cache: KVCache | None = None
+        self._levels: list[int] = []  # of the scratch so far
 
     @property
     def cache(self) -> KVCache:
@@ -53,7 +54,6 @@ class CachedDrafter:
         last = states[torch.arange(rows), counts - 1]  # [B, h]
         self._states = last[:, None]  # [B, 1, h]
         self._seen = torch.zeros(rows, 1, 0, dtype=torch.bool, device=states.device)  # [B, 1, scratch so far]
-        self._levels: list[int] = []  # of the scratch so far
         return self._logits(last)
 
     @torch.inference_mode()
@@ -65,7 +65,7 @@ class CachedDrafter:
         own = torch.eye(k, dtype=torch.bool, device=tokens.device).expand(rows, k, k)
         self._seen = torch.cat([inherited, own], -1)  # [B, k, scratch + k]
         level = self._levels[-1] + 1 if self._levels else 0
-        self._levels += [level] * k
+        self._levels = [*self._levels, *[level] * k]
         lengths = self.cache.lengths[:rows].to(tokens.device)  # [B]
         slots = lengths[:, None] + used + torch.arange(k, device=tokens.device)  # [B, k]
         positions = (lengths[:, None] + level).expand(rows, k)  # slot t of step i stands at position t + i
@@ -73,9 +73,7 @@ class CachedDrafter:
         mask = committed_mask(lengths, k, view.end)  # [B, k, K]
         place = lengths[:, None] + torch.arange(used + k, device=tokens.device)  # [B, scratch]
         mask.scatter_(2, place[:, None].expand(rows, k, used + k), self._seen)
-        key_positions = torch.arange(view.end, device=tokens.device).repeat(rows, 1)  # [B, K]
-        key_positions.scatter_(1, place, lengths[:, None] + torch.tensor(self._levels, device=tokens.device))
-        self._states = self._step(states, tokens, positions, view, mask, key_positions)
+        self._states = self._step(states, tokens, positions, view, mask)
         return self._logits(self._states)
 
     def move(self, source: int, to: int) -> None:
@@ -87,9 +85,18 @@ class CachedDrafter:
         lengths = self.cache.lengths[first : first + rows].to(tokens.device)
         slots = lengths[:, None] + torch.arange(count, device=tokens.device)  # [B, M]
         view = self.cache.view(first, rows, slots)
-        key_positions = torch.arange(view.end, device=tokens.device).repeat(rows, 1)  # [B, K]
-        mask = key_positions[:, None] <= slots[..., None]  # [B, M, K]
-        return self._step(self._fuse(taps), tokens, slots, view, mask, key_positions)
+        mask = torch.arange(view.end, device=tokens.device) <= slots[..., None]  # [B, M, K]
+        self._levels = []
+        return self._step(self._fuse(taps), tokens, slots, view, mask)
+
+    def _key_positions(self, rows: int, count: int) -> Tensor:
+        """The positions int64 [rows, count] of the first `count` entries: committed ones, then the tree's by their levels."""
+        found = torch.arange(count, device=self._device).repeat(rows, 1)  # [B, K]
+        if self._levels:
+            lengths = self.cache.lengths[:rows, None].to(self._device)  # [B, 1]
+            place = lengths + torch.arange(len(self._levels), device=self._device)  # [B, scratch]
+            found.scatter_(1, place, lengths + torch.tensor(self._levels, device=self._device))
+        return found
 
     # -- what a kind of drafter says ----------------------------------------------------------------------------------
 
@@ -97,12 +104,10 @@ class CachedDrafter:
         """The states [B, M, h] that true taps [B, M, nH] stand for."""
         raise NotImplementedError
 
-    def _step(
-        self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor, key_positions: Tensor
-    ) -> Tensor:  # fmt: skip
+    def _step(self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor) -> Tensor:
         """One pass: states [B, Q, h] beside `tokens` [B, Q] at `positions` [B, Q] -> states [B, Q, h].
 
-        `mask` bool [B, Q, K] is True where a query may look, `key_positions` int64 [B, K].
+        `mask` bool [B, Q, K] is True where a query may look.
         """
         raise NotImplementedError
 

@@ -40,9 +40,7 @@ class StateDrafter(CachedDrafter):
     def _fuse(self, taps: Tensor) -> Tensor:
         return self.head.fuse(taps.to(self._dtype))
 
-    def _step(
-        self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor, key_positions: Tensor
-    ) -> Tensor:  # fmt: skip
+    def _step(self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor) -> Tensor:
         head = self.head
         for layer in range(len(head.decoder_layers)):
             x, residual = head.read(layer, states, tokens)

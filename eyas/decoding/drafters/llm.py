@@ -42,10 +42,9 @@ class LLMDrafter(CachedDrafter):
     def _fuse(self, taps: Tensor) -> Tensor:
         return taps  # not read
 
-    def _step(
-        self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor, key_positions: Tensor
-    ) -> Tensor:  # fmt: skip
-        return self.model.forward(tokens, positions, view, mask[:, None], key_positions).hidden
+    def _step(self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor) -> Tensor:
+        keys = self._key_positions(len(tokens), view.end)
+        return self.model.forward(tokens, positions, view, mask[:, None], keys).hidden
 
     def _logits(self, states: Tensor) -> Tensor:
         return self.model.logits(states)[..., : len(self.target_ids)]
