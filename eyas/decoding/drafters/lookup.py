@@ -56,12 +56,6 @@ class NGrams:
         """How often the likeliest token after a run of `length` was right in this text (one half before there is any)."""
         return (self._right[length] + 1) / (self._tried[length] + 2)
 
-    def copy(self) -> NGrams:
-        other = NGrams()
-        for token in self.text:
-            other.add(token)
-        return other
-
 
 class LookupDrafter:
     """Prompt look-up for a batch of rows, over the target's whole vocabulary."""
