@@ -23,7 +23,8 @@ DRAFTS = 3  # a round
 
 @dataclass
 class OpenVinoPeer:
-    """GenAI in an environment of its own, one request at a time. It tells the tokens of every round, not where time goes."""
+    """GenAI in an environment of its own, one request at a time. It tells the tokens of every round, not where time goes,
+    nor how many it drafted: taken as DRAFTS a round, also for the last ones, which it cuts at the limit."""
 
     target: Target
     max_length: int
