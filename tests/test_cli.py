@@ -74,7 +74,13 @@ def test_the_other_drafters_and_the_study(target_dir: Path, tmp_path: Path, caps
         train = ("train", answers, "--drafter", drafter, "--out", out, "--steps", 2, "--held-out", 2, *target)
         assert eyas(*train, *(("--vocab", 100) if drafter == "medusa" else ())) == 0
     texts = set()
-    for source in ("lookup", f"llm:{target_dir}", tmp_path / "eagle1", tmp_path / "medusa", f"{tmp_path / 'medusa'}+lookup"):
+    for source in (
+        "lookup",
+        f"llm:{target_dir}",
+        tmp_path / "eagle1",
+        tmp_path / "medusa",
+        f"{tmp_path / 'medusa'}+lookup@2x2x3",
+    ):
         capsys.readouterr()
         assert eyas("generate", "abc abc abc", "--drafter", source, "--max-new-tokens", 12, "--plain", *target) == 0
         texts.add(capsys.readouterr().out.rpartition("13 tokens in")[0].rpartition("12 tokens in")[0])
@@ -148,6 +154,10 @@ def test_bad_input_is_one_line_and_a_code(
         (("generate", "x", "--target", tmp_path / "no.gguf"), "GGUF"),
         (("generate", "x", "--target", not_a_head), "config.json"),
         (("generate", "x", *target, "--head", not_a_head), "config.json is missing"),
+        (("generate", "x", *target, "--drafter", "plain"), "no drafter 'plain': give the folder of a head, lookup, llm:MODEL"),
+        (("generate", "x", *target, "--drafter", "+lookup"), "no drafter ''"),
+        (("generate", "x", *target, "--drafter", "lookup@bushy"), "bushy"),
+        (("generate", "x", *target, "--json-schema", empty), "empty.jsonl"),
         (("generate", "x", *target, "--tree", "bushy"), "bushy"),
         (("generate", "x", *target, "--weights", "fp4"), "fp4"),
         (("generate", "x", *target, "--dtype", "fp4"), "fp4"),
