@@ -16,6 +16,7 @@ from eyas.bench.peers import open_peer, stock
 from eyas.bench.peers.peer import counted, result_of
 from eyas.bench.peers.worker import Worker
 from eyas.bench.race import Rules, race
+from eyas.bench.report import figure_rows
 from eyas.cli.app import app
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
@@ -115,6 +116,10 @@ def test_peers_race(target: Target) -> None:
     assert [f.differing for f in report.drafters.values()] == [0, 0, 0]
     generate, lookup = report.drafters["generate"], report.drafters["lookup"]
     assert generate.tau.value == 1 and generate.target_forwards == 2 * NEW
+    assert dict(figure_rows(report))["near-ties"][1:] == ["-", "-"]  # which a peer does not count
+    silent = generate.model_copy(update={"share_draft": 0.0, "share_verify": 0.0, "share_other": 1.0})
+    told = dict(figure_rows(report.model_copy(update={"drafters": {PLAIN: report.drafters[PLAIN], "silent": silent}})))
+    assert told["time"][1] == "-" and told["time"][0] != "-"
     assert lookup.drafted >= lookup.accepted >= 0 and lookup.tau.value >= 1
 
 
