@@ -184,3 +184,14 @@ def test_bad_input_is_one_line_and_a_code(
         capsys.readouterr()
         assert eyas(*arguments) == 2, arguments
         assert told in one_line(capsys), arguments
+
+
+def test_an_interrupt_is_one_line_and_a_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eyas.target.Target.load", interrupted)
+    for command in (["generate", "hello"], ["bench", "--drafter", "lookup"]):
+        capsys.readouterr()
+        assert eyas(*command) == 130
+        assert capsys.readouterr().err.splitlines()[-1] == "stopped"
