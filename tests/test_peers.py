@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.bench.figures import PLAIN
+from eyas.bench.figures import PLAIN, Entry
 from eyas.bench.grid import Report
 from eyas.bench.items import Item
 from eyas.bench.peers import open_peer, stock
@@ -110,9 +110,11 @@ def test_sampling_has_its_own_noise_and_is_reproducible(target: Target) -> None:
 
 def test_peers_race(target: Target) -> None:
     peers = {name: open_peer(f"peer:{name}", target, 2, 128) for name in ("generate", "lookup")}
+    entries = {name: Entry(name=name, source=f"peer:{name}") for name in peers}
     items = [Item(f"q{n}", "toy", "toy", ({"role": "user", "content": "one two one two " * n},)) for n in (1, 2)]
     engines = {PLAIN: Engine(target, max_rows=2, max_length=128), **peers}
-    report = race(target, engines, items, SamplingParams(max_new_tokens=NEW, ignore_eos=True), rules=Rules(batch=2, noise=0))
+    params, rules = SamplingParams(max_new_tokens=NEW, ignore_eos=True), Rules(batch=2, noise=0)
+    report = race(target, engines, items, params, entries=entries, rules=rules)
     assert [f.differing for f in report.drafters.values()] == [0, 0, 0]
     generate, lookup = report.drafters["generate"], report.drafters["lookup"]
     assert generate.tau.value == 1 and generate.target_forwards == 2 * NEW
