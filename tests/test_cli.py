@@ -149,6 +149,7 @@ def test_bad_input_is_one_line_and_a_code(
         (("train", masked, *target, "--steps", 2, "--set", "loss"), "key=value"),
         (("train", masked, *target, "--steps", 2, "--config", empty), "empty.jsonl"),
         (("train", masked, *target, "--steps", 2, "--set", "step_weight=[1,1]"), "step_weight"),
+        (("scaling", masked, *target, "--set", "unroll=["), "cannot be read as YAML"),
         (("generate", "x", "--target", tmp_path / "no" / "such"), "no such directory"),
         (("generate", "x", "--target", "nobody/nothing-here"), "nobody/nothing-here"),
         (("generate", "x", "--target", tmp_path / "no.gguf"), "GGUF"),
