@@ -74,7 +74,13 @@ def test_the_other_drafters_and_the_study(target_dir: Path, tmp_path: Path, caps
         train = ("train", answers, "--drafter", drafter, "--out", out, "--steps", 2, "--held-out", 2, *target)
         assert eyas(*train, *(("--vocab", 100) if drafter == "medusa" else ())) == 0
     texts = set()
-    for source in ("lookup", f"llm:{target_dir}", tmp_path / "eagle1", tmp_path / "medusa", f"{tmp_path / 'medusa'}+lookup"):
+    for source in (
+        "lookup",
+        f"llm:{target_dir}",
+        tmp_path / "eagle1",
+        tmp_path / "medusa",
+        f"{tmp_path / 'medusa'}+lookup@2x2x3",
+    ):
         capsys.readouterr()
         assert eyas("generate", "abc abc abc", "--drafter", source, "--max-new-tokens", 12, "--plain", *target) == 0
         texts.add(capsys.readouterr().out.rpartition("13 tokens in")[0].rpartition("12 tokens in")[0])
@@ -143,11 +149,16 @@ def test_bad_input_is_one_line_and_a_code(
         (("train", masked, *target, "--steps", 2, "--set", "loss"), "key=value"),
         (("train", masked, *target, "--steps", 2, "--config", empty), "empty.jsonl"),
         (("train", masked, *target, "--steps", 2, "--set", "step_weight=[1,1]"), "step_weight"),
+        (("scaling", masked, *target, "--set", "unroll=["), "cannot be read as YAML"),
         (("generate", "x", "--target", tmp_path / "no" / "such"), "no such directory"),
         (("generate", "x", "--target", "nobody/nothing-here"), "nobody/nothing-here"),
         (("generate", "x", "--target", tmp_path / "no.gguf"), "GGUF"),
         (("generate", "x", "--target", not_a_head), "config.json"),
         (("generate", "x", *target, "--head", not_a_head), "config.json is missing"),
+        (("generate", "x", *target, "--drafter", "plain"), "no drafter 'plain': give the folder of a head, lookup, llm:MODEL"),
+        (("generate", "x", *target, "--drafter", "+lookup"), "no drafter ''"),
+        (("generate", "x", *target, "--drafter", "lookup@bushy"), "bushy"),
+        (("generate", "x", *target, "--json-schema", empty), "empty.jsonl"),
         (("generate", "x", *target, "--tree", "bushy"), "bushy"),
         (("generate", "x", *target, "--weights", "fp4"), "fp4"),
         (("generate", "x", *target, "--dtype", "fp4"), "fp4"),
@@ -174,3 +185,14 @@ def test_bad_input_is_one_line_and_a_code(
         capsys.readouterr()
         assert eyas(*arguments) == 2, arguments
         assert told in one_line(capsys), arguments
+
+
+def test_an_interrupt_is_one_line_and_a_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eyas.target.Target.load", interrupted)
+    for command in (["generate", "hello"], ["bench", "--drafter", "lookup"]):
+        capsys.readouterr()
+        assert eyas(*command) == 130
+        assert capsys.readouterr().err.splitlines()[-1] == "stopped"

@@ -20,7 +20,7 @@ from eyas.decoding.drafters import (
     MedusaDrafter,
 )
 from eyas.decoding.drafters.lookup import NGrams
-from eyas.decoding.drafters.opening import open_drafter, taps_named
+from eyas.decoding.drafters.opening import open_drafter, split_tree, taps_named
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import EAGLE1, StaticTree
@@ -294,6 +294,15 @@ def test_a_head_on_disk_is_opened_as_what_it_is(kind: str, tmp_path: Path) -> No
     if kind != "eagle3":
         with pytest.raises(EyasError, match="an EAGLE-3 head is wanted"):
             load_head(tmp_path, target)
+
+
+def test_a_tree_may_follow_what_is_opened(tmp_path: Path) -> None:
+    assert split_tree("lookup") == ("lookup", None)
+    assert split_tree("a/head+lookup@3x3x5") == ("a/head+lookup", "3x3x5")
+    assert split_tree("head@") == ("head", "")
+    (tmp_path / "head@2").mkdir()
+    assert split_tree(f"{tmp_path}/head@2") == (f"{tmp_path}/head@2", None)
+    assert split_tree(f"{tmp_path}/head@2@static") == (f"{tmp_path}/head@2", "static")
 
 
 def test_the_published_medusa_names_are_read(tmp_path: Path) -> None:

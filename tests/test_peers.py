@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.bench.figures import PLAIN
+from eyas.bench.figures import PLAIN, Entry
 from eyas.bench.grid import Report
 from eyas.bench.items import Item
 from eyas.bench.peers import open_peer, stock
 from eyas.bench.peers.peer import counted, result_of
 from eyas.bench.peers.worker import Worker
 from eyas.bench.race import Rules, race
+from eyas.bench.report import figure_rows
 from eyas.cli.app import app
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
@@ -109,12 +110,18 @@ def test_sampling_has_its_own_noise_and_is_reproducible(target: Target) -> None:
 
 def test_peers_race(target: Target) -> None:
     peers = {name: open_peer(f"peer:{name}", target, 2, 128) for name in ("generate", "lookup")}
+    entries = {name: Entry(name=name, source=f"peer:{name}") for name in peers}
     items = [Item(f"q{n}", "toy", "toy", ({"role": "user", "content": "one two one two " * n},)) for n in (1, 2)]
     engines = {PLAIN: Engine(target, max_rows=2, max_length=128), **peers}
-    report = race(target, engines, items, SamplingParams(max_new_tokens=NEW, ignore_eos=True), rules=Rules(batch=2, noise=0))
+    params, rules = SamplingParams(max_new_tokens=NEW, ignore_eos=True), Rules(batch=2, noise=0)
+    report = race(target, engines, items, params, entries=entries, rules=rules)
     assert [f.differing for f in report.drafters.values()] == [0, 0, 0]
     generate, lookup = report.drafters["generate"], report.drafters["lookup"]
     assert generate.tau.value == 1 and generate.target_forwards == 2 * NEW
+    assert dict(figure_rows(report))["near-ties"][1:] == ["-", "-"]  # which a peer does not count
+    silent = generate.model_copy(update={"share_draft": 0.0, "share_verify": 0.0, "share_other": 1.0})
+    told = dict(figure_rows(report.model_copy(update={"drafters": {PLAIN: report.drafters[PLAIN], "silent": silent}})))
+    assert told["time"][1] == "-" and told["time"][0] != "-"
     assert lookup.drafted >= lookup.accepted >= 0 and lookup.tau.value >= 1
 
 

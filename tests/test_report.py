@@ -350,7 +350,7 @@ def test_bench_says_what_is_wrong_before_it_runs(disk: Path) -> None:
     bench = ["bench", "--target", disk / "target"]
     with pytest.raises(EyasError, match="--prompts"):
         command(disk, *bench)
-    with pytest.raises(EyasError, match="no head in"):
+    with pytest.raises(EyasError, match="no drafter"):
         command(disk, *bench, "--head", disk / "none", "--prompts", disk / "mt.jsonl")
     with pytest.raises(EyasError, match="called 'head'"):
         command(disk, *bench, "--head", disk / "head", "--head", disk / "head")

@@ -19,6 +19,7 @@ from eyas.heads.vocab import choose_vocabulary
 from eyas.target import Target
 from eyas.training.config import TrainConfig
 from eyas.training.recipe import starting_head, taps_wanted, train
+from tests.test_drafters import medusa_head
 from tests.test_training import CONFIG, corpus
 from tests.test_unroll import random_head
 from tests.tiny import VOCAB, save_target, tiny_target
@@ -78,6 +79,15 @@ def test_settings_that_contradict_the_head_are_told(tmp_path: Path) -> None:
         starting_head(target, TrainConfig(**start, head=HeadOptions(num_layers=2)), NO_COUNTS)
     with pytest.raises(EyasError, match="nowhere"):
         starting_head(target, TrainConfig(steps=1, init_from=str(tmp_path / "nowhere")), NO_COUNTS)
+
+
+def test_a_head_that_is_no_start_is_refused_before_features_are_read(tmp_path: Path) -> None:
+    target = tiny_target("llama")
+    save_head(medusa_head(target), tmp_path / "medusa")
+    settings = CONFIG.model_copy(update={"init_from": str(tmp_path / "medusa"), "draft_vocab_size": None})
+    with pytest.raises(EyasError, match="holds Medusa heads"):
+        train(target, corpus(8), tmp_path / "out", settings, features=tmp_path / "features", held_out=2)
+    assert not (tmp_path / "features").exists()
 
 
 def test_a_head_of_another_layout_goes_on_training(tmp_path: Path) -> None:

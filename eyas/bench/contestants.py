@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eyas.bench.figures import PEER, PLAIN, Entry
 from eyas.bench.peers import Peer, open_peer
-from eyas.decoding.drafters.opening import Opened, open_drafter, taps_named
+from eyas.decoding.drafters.opening import Opened, open_drafter, split_tree, taps_named
 from eyas.decoding.engine import Engine
 from eyas.decoding.static_tree import StaticTree, parse_tree
 from eyas.decoding.tree import TreeShape
@@ -44,11 +44,9 @@ def _parsed(told: str, tree: TreeShape | StaticTree | None) -> Contestant:
     name, source = "", told
     if "=" in told and not Path(told).exists():
         name, _, source = told.partition("=")
-    place, mark, shape = source.rpartition("@")
-    if mark and not Path(source).exists():
-        source, tree = place, parse_tree(shape)
-    else:
-        shape = ""
+    source, shape = split_tree(source)
+    if shape is not None:
+        tree = parse_tree(shape)
     if not source:
         raise EyasError(f"--drafter {told}: no drafter in it; write [NAME=]SOURCE[@TREE], e.g. mine=runs/head@chain:3")
     if source.startswith(PEER) and shape:

@@ -74,8 +74,8 @@ def speed(race: RaceReport, key: str) -> str:
         axes.set_xlim(0, widest * 1.12)
         axes.set_xlabel("tokens/s")
         axes.xaxis.set_major_locator(MaxNLocator(6))
-        _grid(axes, "x")
-        return _svg(figure, key)
+        grid(axes, "x")
+        return svg(figure, key)
 
 
 def acceptance(race: RaceReport, key: str) -> str:
@@ -101,8 +101,8 @@ def acceptance(race: RaceReport, key: str) -> str:
         axes.set_ylim(0, 1.08)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
         axes.set_xlabel("depth of the draft")
-        _grid(axes, "y")
-        return _svg(figure, key)
+        grid(axes, "y")
+        return svg(figure, key)
 
 
 def position(race: RaceReport, key: str) -> str:
@@ -118,7 +118,7 @@ def position(race: RaceReport, key: str) -> str:
             taus = [part.tau for part in parts.values()]
             axes.plot(starts, taus, color=SERIES[series[name] % len(SERIES)], linewidth=1.6, marker="o", markersize=5)
         axes.axhline(1, color=MUTED, linewidth=1, linestyle=":")
-        return _svg(figure, key)
+        return svg(figure, key)
 
 
 def batches(races: Sequence[RaceReport]) -> list[tuple[float, str]]:
@@ -137,7 +137,7 @@ def batches(races: Sequence[RaceReport]) -> list[tuple[float, str]]:
                 around = [[max(s.value - s.low, 0) for s in spans], [max(s.high - s.value, 0) for s in spans]]
                 axes.errorbar(sizes, values, around, color=SERIES[i % len(SERIES)], linewidth=1.6, marker="o", markersize=5)
             _powers(axes, sizes)
-            found.append((temperature, _svg(figure, f"batches{len(found)}")))
+            found.append((temperature, svg(figure, f"batches{len(found)}")))
     return found
 
 
@@ -160,7 +160,7 @@ def sweep(found: Sweep) -> list[str]:
         by_ratio.axhline(1, color=SERIES[0], linewidth=1.6)
         for axes in (by_speed, by_ratio):
             _powers(axes, sizes)
-        return [_svg(speeds, "sweepspeed"), _svg(ratios, "sweepratio")]
+        return [svg(speeds, "sweepspeed"), svg(ratios, "sweepratio")]
 
 
 def _lines(across: str, up: str) -> tuple[Figure, Axes]:
@@ -169,7 +169,7 @@ def _lines(across: str, up: str) -> tuple[Figure, Axes]:
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    _grid(axes, "y")
+    grid(axes, "y")
     return figure, axes
 
 
@@ -186,7 +186,7 @@ def training(log: TrainingLog) -> list[str]:
         loss = _per_step("Loss per unroll step", log.minutes, log.loss)
         accuracy = _per_step("Accuracy per unroll step", log.minutes, log.accuracy)
         accuracy.axes[0].set_ylim(0, None)
-        return [_svg(loss, "loss"), _svg(accuracy, "accuracy"), *([_svg(_tau(log), "tau")] if log.eval_tau else [])]
+        return [svg(loss, "loss"), svg(accuracy, "accuracy"), *([svg(_tau(log), "tau")] if log.eval_tau else [])]
 
 
 def _per_step(title: str, minutes: Sequence[float], rows: Sequence[Sequence[float]]) -> Figure:
@@ -218,7 +218,7 @@ def _over_minutes(title: str) -> tuple[Figure, Axes]:
     axes.margins(x=0.02)
     axes.set_xlabel("minutes")
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    _grid(axes, "y")
+    grid(axes, "y")
     return figure, axes
 
 
@@ -232,12 +232,13 @@ def smooth(values: Sequence[float]) -> list[float]:
     return out
 
 
-def _grid(axes: Axes, axis: Literal["x", "y"]) -> None:
+def grid(axes: Axes, axis: Literal["x", "y"]) -> None:
+    """Lines across `axis`, behind what is drawn."""
     axes.set_axisbelow(True)
     axes.grid(True, axis=axis)
 
 
-def _svg(figure: Figure, name: str) -> str:
+def svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element: page colours, page type, ids that cannot clash with another plot's."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):

@@ -108,7 +108,7 @@ def figure_rows(race: RaceReport) -> Iterator[tuple[str, list[str]]]:
     yield row("speed-up", "1", "{speedup}")
     yield row("tokens identical", "-", "{same}")
     if not race.conditions.bit_exact:
-        yield row("near-ties", "{f.near_ties:,}", "{f.near_ties:,}")
+        yield row("near-ties", "{ties}", "{ties}")
     yield row("tau", "{f.tau.value:.2f}", "{f.tau.value:.2f}")
     yield row("target forwards", "{f.target_forwards:,}", "{f.target_forwards:,}")
     yield row("k", "-", "{f.k:.1f}")
@@ -121,7 +121,11 @@ def figure_rows(race: RaceReport) -> Iterator[tuple[str, list[str]]]:
 
 def _told(f: Figures) -> dict[str, str]:
     time = f"{100 * f.share_draft:.0f}/{100 * f.share_verify:.0f}/{100 * f.share_other:.0f} %"
-    return {"speed": f"{f.tokens_per_s.value:.1f}", "speedup": span(f.speedup), "same": f.same, "time": time}
+    told = {"speed": f"{f.tokens_per_s.value:.1f}", "speedup": span(f.speedup), "same": f.same, "time": time}
+    told["ties"] = "-" if f.is_peer else f"{f.near_ties:,}"  # a peer counts none
+    if f.is_peer and not f.share_verify:
+        told["time"] = "-"  # nor do all tell where it goes
+    return told
 
 
 def span(interval: Interval) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from eyas.cli.bench import app as bench
 from eyas.cli.check import check
@@ -17,8 +21,18 @@ from eyas.progress import console
 from eyas.target import transformers_quietly
 from eyas.threads import choose_threads
 
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # which typer would pass over in silence
+            print("stopped", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
+    cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False,
 )  # fmt: skip
 data = typer.Typer(help="Look at training data.", no_args_is_help=True)
 data.command("show")(show)

@@ -13,7 +13,7 @@ from rich.console import Console
 from eyas.bench.colour import Colourer, styled
 from eyas.chat import render
 from eyas.cli.options import TargetChoice, takes_target
-from eyas.decoding.drafters.opening import Opened, open_drafter, taps_named
+from eyas.decoding.drafters.opening import Opened, open_drafter, split_tree, taps_named
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.grammar import read_grammar
 from eyas.decoding.sampling import SamplingParams
@@ -27,7 +27,11 @@ def generate(
     target: TargetChoice,
     drafter: Annotated[
         str | None,
-        typer.Option("--drafter", "--head", help="folder of a head, lookup, llm:MODEL, or FOLDER+lookup; none: plain decoding"),
+        typer.Option(
+            "--drafter",
+            "--head",
+            help="SOURCE[@TREE]: a head's folder, lookup, llm:MODEL or FOLDER+lookup; none: plain decoding",
+        ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 = greedy")] = 0.0,
     top_p: Annotated[float, typer.Option(help="keep the likeliest tokens up to this probability")] = 1.0,
@@ -47,13 +51,14 @@ def generate(
     show_drafts: Annotated[bool, typer.Option("--show-drafts/--plain", help="colour the accepted drafts, or not")] = True,
 ) -> None:
     """Answer one prompt. Drafted and accepted tokens are bold green; the last line says what the head brought."""
-    shape = parse_tree(tree)
+    source, own_tree = split_tree(drafter or "")
+    shape = parse_tree(tree if own_tree is None else own_tree)
     params = SamplingParams(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
         repetition_penalty=repetition_penalty, stop=tuple(stop or ()), grammar=read_grammar(json_schema, regex),
     )  # fmt: skip
-    model = target.load(taps_named(drafter) if drafter else None)
-    opened = open_drafter(drafter, model) if drafter else Opened(model, None, "")
+    model = target.load(taps_named(source) if source else None)
+    opened = open_drafter(source, model) if source else Opened(model, None, "")
     asked = sys.stdin.read() if prompt == "-" else prompt
     ids = render(model.tokenizer, [{"role": "user", "content": asked}])
     engine = Engine(

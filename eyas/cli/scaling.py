@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -17,6 +16,7 @@ from eyas.progress import console
 from eyas.scaling.plan import StudyConfig
 from eyas.scaling.show import plot, sentences, table
 from eyas.scaling.study import run_study
+from eyas.training.settings import assign
 
 
 @takes_target(weights="fp16")
@@ -56,11 +56,13 @@ def scaling(
 
     Ctrl-C loses nothing: run the same command again.
     """
+    settings: dict[str, object] = {}
+    assign(settings, set_ or [])
     try:
         study = StudyConfig(
             drafters=_parts(drafters), sizes=_parts(sizes), texts=texts, epochs=epochs, choose=choose, test=test,
             answers=answers, tree=tree, tokens=tokens, temperature=temperature, max_length=max_length, equal_steps=equal_steps,
-            seed=seed, settings=dict(_setting(told) for told in set_ or []),
+            seed=seed, settings=settings,
         )  # fmt: skip
     except ValidationError as error:
         raise EyasError(first_fault(error)) from error
@@ -82,10 +84,3 @@ def scaling(
 def _parts(told: str) -> Any:
     """The parts between commas, for pydantic to read."""
     return [part.strip() for part in told.split(",") if part.strip()]
-
-
-def _setting(told: str) -> tuple[str, object]:
-    key, mark, value = told.partition("=")
-    if not mark:
-        raise EyasError(f"--set {told!r} is not of the form key=value")
-    return key.strip(), yaml.safe_load(value)

@@ -151,8 +151,8 @@ def held_out_split(samples: Sequence[Sample], held_out: float, *, seed: int = 0)
     aside = [s for s in samples if _conversation(s) in chosen]
     rest = [s for s in samples if _conversation(s) not in chosen]
     if not aside or not rest:
-        empty = "held-out" if not aside else "training"
-        raise EyasError(f"holding out {held_out:g} of {len(draws)} conversations leaves no {empty} sample")
+        empty, cure = ("training", "fewer") if aside else ("held-out", "more")
+        raise EyasError(f"holding out {held_out:g} of {len(draws)} conversations leaves no {empty} sample; hold out {cure}")
     return rest, aside
 
 

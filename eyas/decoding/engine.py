@@ -80,7 +80,9 @@ class Engine:
         if drafter is not None and shape.top_k > len(drafter.target_ids):
             raise EyasError(f"top_k {shape.top_k} is more than the drafter's {len(drafter.target_ids)} tokens")
         if drafter is not None and drafter.depth is not None and shape.depth > drafter.depth:
-            raise EyasError(f"a tree {shape.depth} deep is more than the {drafter.depth} levels that this drafter has")
+            raise EyasError(
+                f"a tree {shape.depth} deep is more than the {drafter.depth} levels that this drafter has; give a shallower one"
+            )
         self.max_rows = max_rows
         self.max_length = min(max_length, target.max_length)
         length = self.max_length + shape.total + 1

@@ -55,9 +55,11 @@ def read_grammar(schema: Path | None, pattern: str | None) -> Grammar | None:
         raise EyasError("an answer can follow a JSON schema or a pattern, not both")
     if schema is not None:
         try:
-            return Grammar.json(schema.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            text = schema.read_text(encoding="utf-8")
+            json.loads(text)
+        except (OSError, ValueError) as error:
             raise EyasError(f"cannot read the JSON schema {schema}: {error}") from error
+        return Grammar.json(text)
     return None if pattern is None else Grammar.regex(pattern)
 
 

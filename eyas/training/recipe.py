@@ -85,10 +85,10 @@ def train_on(
         target = target.tapped((target.num_layers,))
     with workers.first_alone():
         learn, choose = _settle(out, config, target, [*learn, *choose, *others], learn, choose)
+        counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
+        head = starting_head(target, config, counts)  # one that is refused is so before hours of reading
         with FeatureStore(features, target) as store:
             complete(store, target, [*learn, *choose], consent)
-    counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
-    head = starting_head(target, config, counts)
     supervised, size = sum(s.supervised for s in learn), len(head.d2t)
     console.print(
         f"{len(learn):,} texts to learn from ({supervised:,} supervised tokens), {len(choose)} to choose by; draft "

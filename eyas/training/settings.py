@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,18 @@ def read_train_config(path: Path | None, assignments: list[str], given: dict[str
     Raises EyasError, in one line, for what cannot be read or makes no sense.
     """
     settings = _yaml_file(path) if path else {}
+    assign(settings, assignments)
+    settings.update({key: value for key, value in given.items() if value is not None})
+    try:
+        return TrainConfig(**settings)
+    except ValidationError as error:
+        raise EyasError(_told(error.errors()[0])) from error
+    except TypeError as error:
+        raise EyasError(f"the settings cannot be read: {error}") from error
+
+
+def assign(settings: dict[str, Any], assignments: Sequence[str]) -> None:
+    """Put `key=value` and `group.key=value` into `settings`. Raises EyasError for what is neither, or no YAML."""
     for assignment in assignments:
         key, mark, value = assignment.partition("=")
         if not mark:
@@ -33,13 +46,6 @@ def read_train_config(path: Path | None, assignments: list[str], given: dict[str
             place[last] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise EyasError(f"--set {assignment!r}: the value cannot be read as YAML") from error
-    settings.update({key: value for key, value in given.items() if value is not None})
-    try:
-        return TrainConfig(**settings)
-    except ValidationError as error:
-        raise EyasError(_told(error.errors()[0])) from error
-    except TypeError as error:
-        raise EyasError(f"the settings cannot be read: {error}") from error
 
 
 def _told(fault: Any) -> str:

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from eyas.bench.live.figures import Level, LiveReport
-from eyas.bench.plots import SERIES, STYLE, WIDTH, _grid, _svg
+from eyas.bench.plots import SERIES, STYLE, WIDTH, grid, svg
 
 
 def throughput(report: LiveReport) -> str:
@@ -36,5 +36,5 @@ def _over_concurrency(report: LiveReport, name: str, label: str, figure_of: Call
         axes.set_ylim(0, None)
         axes.set_xlabel("requests at a time")
         axes.set_ylabel(label)
-        _grid(axes, "y")
-        return _svg(figure, name)
+        grid(axes, "y")
+        return svg(figure, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from eyas.decoding.drafters import (
     Drafter,
@@ -35,6 +36,12 @@ class Opened:
     hash: str
 
 
+def split_tree(told: str) -> tuple[str, str | None]:
+    """What to open and the tree, of SOURCE[@TREE]; None: no tree is named. A path with an @ in it is itself."""
+    source, mark, tree = told.rpartition("@")
+    return (source, tree) if mark and not Path(told).exists() else (told, None)
+
+
 def open_drafter(source: str, target: Target) -> Opened:
     """The drafter called `source`, for `target`: the folder of a head (EAGLE-3, EAGLE-1 or Medusa), "lookup", "llm:MODEL" for
     a small LLM (whatever a target can be), or any of them with "+lookup" behind it.
@@ -55,7 +62,7 @@ def open_drafter(source: str, target: Target) -> Opened:
         taps = (0,)  # none is read, and small models may have no default ones
         model = Target.load(name, dtype=dtype, device=str(target.device), weights=target.weights, taps=taps)
         return Opened(target, LLMDrafter(target, model), model.fingerprint)
-    head = load_any_head(source, target)
+    head = load_any_head(_folder(source), target)
     tapped = target.tapped(head.config.taps(target))
     return Opened(tapped, drafter_of(tapped, head, weights=target.weights), head_hash(source))
 
@@ -63,7 +70,16 @@ def open_drafter(source: str, target: Target) -> Opened:
 def taps_named(source: str) -> tuple[int, ...] | None:
     """The taps to load a target with for the drafter called `source`; None: any will do."""
     source = source.removesuffix(JOIN)
-    return None if source == LOOKUP or source.startswith(SMALL_LLM) else tap_ids(source)
+    return None if source == LOOKUP or source.startswith(SMALL_LLM) else tap_ids(_folder(source))
+
+
+def _folder(source: str) -> Path:
+    folder = Path(source)
+    if not source or not folder.is_dir():
+        raise EyasError(
+            f"no drafter '{source}': give the folder of a head, {LOOKUP}, {SMALL_LLM}MODEL or any of them with {JOIN}"
+        )
+    return folder
 
 
 def drafter_of(target: Target, head: DraftHead, *, weights: Weights = "stock") -> Drafter:
