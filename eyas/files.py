@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -37,6 +38,26 @@ def replacing(path: Path, hint: str = "") -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Make `folder` and hold it for one run: two in one folder would write over each other's state.
+
+    Raises EyasError when another process holds it, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise EyasError(f"cannot write {folder}: {why_not_written(error)}") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise EyasError(f"another run is going on in {folder}; wait for it, stop it, or name another folder") from None
+    finally:
+        os.close(held)
 
 
 def write_text(path: Path, text: str) -> None:

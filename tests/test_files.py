@@ -11,7 +11,7 @@ import torch
 
 from eyas.data.store import FeatureStore
 from eyas.errors import EyasError
-from eyas.files import replacing, write_text
+from eyas.files import alone_in, replacing, write_text
 from eyas.heads.files import head_hash, load_head, save_head
 from eyas.training.checkpoint import load_state, save_state
 from tests.test_unroll import random_head, some_texts
@@ -64,3 +64,16 @@ def test_a_full_disk_keeps_head_state_and_features(tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.rglob("*.part"))
     store.flush()  # there is room again
     assert texts[1].key in FeatureStore(tmp_path / "f", target, top_k=VOCAB)
+
+
+def test_a_folder_holds_one_run_at_a_time(tmp_path: Path) -> None:
+    with alone_in(tmp_path / "run"):
+        with pytest.raises(EyasError, match="another run is going on in"), alone_in(tmp_path / "run"):
+            pass
+        with alone_in(tmp_path / "run" / "arm"):
+            pass
+    with alone_in(tmp_path / "run"):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EyasError, match="cannot write"), alone_in(tmp_path / "file" / "run"):
+        pass

@@ -18,7 +18,7 @@ from eyas.data.store import FeatureStore
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
 from eyas.estimate import Consent
-from eyas.files import write_text
+from eyas.files import alone_in, write_text
 from eyas.progress import console
 from eyas.scaling.fit import Curve, fit
 from eyas.scaling.measuring import Measured, measure_head
@@ -96,7 +96,7 @@ def run_study(
     try:
         TreeShape.parse(study.tree)
     except EyasError as error:
-        raise EyasError(f"the study's tree: {error}") from error
+        raise EyasError(f"a study's tree is DEPTHxTOPKxTOTAL or chain:K, not '{study.tree}'") from error
     count = study.sizes[-1] * study.texts
     texts = NestedTexts.of(
         samples, largest=count, choose=study.choose, test=study.test, max_length=study.max_length, seed=study.seed
@@ -104,6 +104,15 @@ def run_study(
     planned = arms(study, texts.learn)
     for arm in planned:
         arm.config(study)  # a wrong setting shows before hours have passed
+    with alone_in(out):
+        return _run(target, texts, out, study, planned, features, consent)
+
+
+def _run(
+    target: Target, texts: NestedTexts, out: Path, study: StudyConfig, planned: list[Arm], features: Path,
+    consent: Consent | None,
+) -> StudyResult:  # fmt: skip
+    """What `run_study` says, in a folder that is held."""
     result = _begun(target, out, study)
     every = target.tapped((*target.tap_ids, target.num_layers))
     with FeatureStore(features, every) as store:

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from eyas.data.texts import split_for_training
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
 from eyas.estimate import Consent, admit
-from eyas.files import write_text
+from eyas.files import alone_in, write_text
 from eyas.heads.config import DRAFT_VOCABULARY, HeadOptions
 from eyas.heads.files import tap_ids
 from eyas.heads.head import DraftHead
@@ -80,7 +81,15 @@ def train_on(
     A run that is taken up may have begun when some of these were among the `others`.
     """
     workers = workers or Workers(target.device, precision=config.precision, shard=config.shard)
-    consent = consent or Consent()
+    with alone_in(out) if workers.first else nullcontext():
+        return _run(target, learn, choose, out, config, features, others, workers, consent or Consent())
+
+
+def _run(
+    target: Target, learn: list[Sample], choose: list[Sample], out: Path, config: TrainConfig, features: Path,
+    others: Sequence[Sample], workers: Workers, consent: Consent,
+) -> Evaluation:  # fmt: skip
+    """What `train_on` says, in a folder that is held."""
     if config.drafter != "eagle3":
         target = target.tapped((target.num_layers,))
     with workers.first_alone():

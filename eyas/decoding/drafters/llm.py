@@ -27,10 +27,10 @@ class LLMDrafter(CachedDrafter):
         return f"LLMDrafter({self.model.fingerprint}, {self.model.weights}, {self.model.dtype})"
 
     def allocate(self, rows: int, length: int, scratch: int) -> int:
-        if length > self.model.max_length:
+        if length - 1 > self.model.max_length:  # the last position is never read
             raise EyasError(
                 f"the small LLM '{self.model.name}' holds texts of {self.model.max_length} tokens, the engine's have up to "
-                f"{length}; lower the maximum length"
+                f"{length - 1}; lower the maximum length"
             )
         return super().allocate(rows, length + 1, scratch)
 
