@@ -78,7 +78,7 @@ def test_medusas_heads_learn_the_token_that_each_stands_for() -> None:
                 if text.supervised[told] and text.supervised[t + 1]:
                     losses.append(F.cross_entropy(head.logits(number, text.float_taps[t]), best[told - 1]))
         wanted += 0.8**number * float(torch.stack(losses).detach().mean())
-    assert float(part.loss) == pytest.approx(wanted, rel=1e-4)
+    assert float(part.loss.detach()) == pytest.approx(wanted, rel=1e-4)
 
 
 def test_noise_is_uniform_and_only_in_what_the_head_reads() -> None:
@@ -105,7 +105,7 @@ def test_training_raises_acceptance_and_a_resumed_run_is_bit_equal(
     assert reached.tau is not None and len(reached.acceptance.n_alpha) == (config.eval_depth or config.unroll)
     trained = measure(head, [Batch.of(texts)], 3)
     fresh = measure(load_any_head(tmp_path / "b", target), [Batch.of(texts)], 3)
-    assert trained.tau > fresh.tau + 0.05 and untrained.acceptance != reached.acceptance
+    assert trained.n_alpha[0] > fresh.n_alpha[0] + 0.02 and untrained.acceptance != reached.acceptance
 
     optimise, calls = Trainer._optimise, []
 
