@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,6 +79,16 @@ class Item:
         """Tokens that the longest turn may need, its answer included."""
         whole = self.prompt(target) if self.ids else render(target.tokenizer, self.messages, tools=list(self.tools) or None)
         return len(whole) + self.answers * (self.params(usual).max_new_tokens + TURN_SLACK)
+
+
+def asked_of(items: Sequence[Item], params: SamplingParams) -> dict[str, Any]:
+    """What every report says of the question it answers: suites and sampling, by the fields' names, and the date."""
+    sampling = ("temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens")
+    return {
+        "suites": list(dict.fromkeys(item.suite for item in items)),
+        **{name: getattr(params, name) for name in sampling},
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
 
 
 def filled(items: Sequence[Item], batch: int) -> list[Item]:

@@ -6,7 +6,6 @@ after the first carry plain decoding's answer forward for all, so that every dra
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from eyas import machine
 from eyas.bench.arithmetic import bootstrap, by_prompt, figures_of, rounds_of, speed_columns, speed_ratio, tau_of
 from eyas.bench.colour import stretches
 from eyas.bench.figures import PEER, PLAIN, Conditions, Entry, Noise, RaceReport, Run, Sample, Skipped, Turn
-from eyas.bench.items import Item
+from eyas.bench.items import Item, asked_of
 from eyas.chat import template_hash
 from eyas.data.hashing import content_id
 from eyas.decoding.engine import Request, Result
@@ -110,22 +109,14 @@ def conditions_of(target: Target, params: SamplingParams, items: Sequence[Item],
         device=target.device.type,
         template=template_hash(target.tokenizer),
         prompts_id=content_id([(i.suite, i.id, i.messages, i.ids, i.tools, i.sampling) for i in items if i.copy_number == 1]),
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
-        max_new_tokens=params.max_new_tokens,
         ignore_eos=params.ignore_eos,
         batch=rules.batch,
-        suites=list(dict.fromkeys(item.suite for item in items)),
         prompts=sum(item.copy_number == 1 for item in items),
         repeated=sum(item.copy_number > 1 for item in items),
         machine=machine.accelerated(target.device),
         threads=torch.get_num_threads(),
         bit_exact=target.inexact is None,
-        date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        **machine.versions(),
+        **{**asked_of(items, params), **machine.versions()},
     )
 
 

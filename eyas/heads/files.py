@@ -59,6 +59,37 @@ def load_head(folder: Path | str, target: Target) -> Eagle3Head:
         raise EyasError(f"{checkpoint.folder} holds an EAGLE-1 head; an EAGLE-3 head is wanted here")
     if medusa.is_medusa(checkpoint):
         raise EyasError(f"{checkpoint.folder} holds Medusa heads; an EAGLE-3 head is wanted here")
+    return _eagle3(checkpoint, target)
+
+
+def load_eagle1_head(folder: Path | str, target: Target) -> Eagle1Head:
+    """Read the EAGLE-1 (or EAGLE-2) head in `folder` for `target`, as `load_head` does."""
+    checkpoint = read_checkpoint(folder, target.device)
+    if not eagle1.is_eagle1(checkpoint):
+        raise EyasError(f"{checkpoint.folder} holds no EAGLE-1 head")
+    return _eagle1(checkpoint, target)
+
+
+def load_medusa_head(folder: Path | str, target: Target) -> MedusaHead:
+    """Read the Medusa heads in `folder` for `target`, as `load_head` does."""
+    checkpoint = read_checkpoint(folder, target.device)
+    if not medusa.is_medusa(checkpoint):
+        raise EyasError(f"{checkpoint.folder} holds no Medusa heads")
+    return _medusa(checkpoint, target)
+
+
+def load_any_head(folder: Path | str, target: Target) -> DraftHead:
+    """Read the head in `folder` for `target`, of whatever kind; the taps of `target` do not matter."""
+    checkpoint = read_checkpoint(folder, target.device)
+    if medusa.is_medusa(checkpoint):
+        return _medusa(checkpoint, target)
+    if eagle1.is_eagle1(checkpoint):
+        return _eagle1(checkpoint, target)
+    named = _taps(checkpoint.folder, checkpoint.config)
+    return _eagle3(checkpoint, target.tapped(named) if named else target)
+
+
+def _eagle3(checkpoint: Checkpoint, target: Target) -> Eagle3Head:
     with _about(checkpoint.folder):
         tensors = _without_targets_embedding(to_ours(checkpoint.tensors), target)
         config = _READERS[checkpoint.layout](checkpoint.config, tensors, target)
@@ -69,11 +100,7 @@ def load_head(folder: Path | str, target: Target) -> Eagle3Head:
     return head.to(target.device).eval()
 
 
-def load_eagle1_head(folder: Path | str, target: Target) -> Eagle1Head:
-    """Read the EAGLE-1 (or EAGLE-2) head in `folder` for `target`, as `load_head` does."""
-    checkpoint = read_checkpoint(folder, target.device)
-    if not eagle1.is_eagle1(checkpoint):
-        raise EyasError(f"{checkpoint.folder} holds no EAGLE-1 head")
+def _eagle1(checkpoint: Checkpoint, target: Target) -> Eagle1Head:
     with _about(checkpoint.folder):
         tensors = _without_targets_embedding(checkpoint.tensors, target)
         config = eagle1.read(checkpoint.config, tensors)
@@ -84,18 +111,7 @@ def load_eagle1_head(folder: Path | str, target: Target) -> Eagle1Head:
     return head.to(target.device).eval()
 
 
-def projection_of(target: Target) -> Tensor:
-    """The target's vocabulary projection, float32 [V, H], for heads that end in it. Raises EyasError when it is quantised."""
-    if not target.lm_head_weight.is_floating_point():
-        raise EyasError(f"the vocabulary projection of '{target.name}' is quantised, and an EAGLE-1 head needs it as it was")
-    return target.lm_head_weight.float()
-
-
-def load_medusa_head(folder: Path | str, target: Target) -> MedusaHead:
-    """Read the Medusa heads in `folder` for `target`, as `load_head` does."""
-    checkpoint = read_checkpoint(folder, target.device)
-    if not medusa.is_medusa(checkpoint):
-        raise EyasError(f"{checkpoint.folder} holds no Medusa heads")
+def _medusa(checkpoint: Checkpoint, target: Target) -> MedusaHead:
     with _about(checkpoint.folder):
         tensors = medusa.to_ours(checkpoint.tensors)
         config = medusa.read(checkpoint.config, tensors, target)
@@ -106,15 +122,11 @@ def load_medusa_head(folder: Path | str, target: Target) -> MedusaHead:
     return head.to(target.device).eval()
 
 
-def load_any_head(folder: Path | str, target: Target) -> DraftHead:
-    """Read the head in `folder` for `target`, of whatever kind; the taps of `target` do not matter."""
-    checkpoint = read_checkpoint(folder, target.device)
-    if medusa.is_medusa(checkpoint):
-        return load_medusa_head(folder, target)
-    if eagle1.is_eagle1(checkpoint):
-        return load_eagle1_head(folder, target)
-    named = tap_ids(folder)
-    return load_head(folder, target.tapped(named) if named else target)
+def projection_of(target: Target) -> Tensor:
+    """The target's vocabulary projection, float32 [V, H], for heads that end in it. Raises EyasError when it is quantised."""
+    if not target.lm_head_weight.is_floating_point():
+        raise EyasError(f"the vocabulary projection of '{target.name}' is quantised, and an EAGLE-1 head needs it as it was")
+    return target.lm_head_weight.float()
 
 
 def save_head(head: DraftHead, folder: Path | str) -> None:
@@ -160,14 +172,18 @@ def tap_ids(*folders: Path | str) -> tuple[int, ...] | None:
     """
     named: dict[tuple[int, ...], Path] = {}
     for folder in map(Path, folders):
-        with _about(folder):
-            taps = read_taps(read_raw_config(folder))
+        taps = _taps(folder, read_raw_config(folder))
         if taps:
             named.setdefault(taps, folder)
     if len(named) > 1:
         (taps, one), (others, other) = list(named.items())[:2]
         raise EyasError(f"the head {one} reads taps {list(taps)} and {other} {list(others)}; use them one at a time")
     return next(iter(named), None)
+
+
+def _taps(folder: Path, config: dict[str, Any]) -> tuple[int, ...] | None:
+    with _about(folder):
+        return read_taps(config)
 
 
 def head_hash(folder: Path | str) -> str:

@@ -6,7 +6,9 @@ implementation. T below is any run of leading dimensions: [B, Q] in decoding, [s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import copy
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from eyas.heads.config import LayerConfig, TargetedConfig
 from eyas.heads.layer import DraftLayer
 from eyas.heads.rope import inverse_frequencies
+from eyas.kernels.packed import Weights, pack_linears
 
 
 class DraftHead(nn.Module):
@@ -40,6 +43,16 @@ class DraftHead(nn.Module):
         """The target ids int64 [D] behind the offsets `d2t`."""
         return torch.arange(len(d2t), device=d2t.device) + d2t
 
+    def packed(self, weights: Weights) -> Self:
+        """The head with its products packed: a copy, so that this one can still be trained and saved, which shares what it has
+        from the target; itself for "stock"."""
+        if weights == "stock":
+            return self
+        shared = {id(tensor): tensor for name, tensor in self.named_buffers() if name.startswith("target_")}
+        head = copy.deepcopy(self, shared)
+        pack_linears(head, weights)
+        return head
+
 
 class Reading(NamedTuple):
     """What a layer works on: `x` [T, width], which q, k and v read, and the `residual` [T, h] that attention is added to."""
@@ -48,7 +61,7 @@ class Reading(NamedTuple):
     residual: Tensor
 
 
-class StateHead(DraftHead):
+class StateHead(DraftHead, ABC):
     """A head that runs on its own states: `fuse`, then per step and layer `read`, `queries`, `keys_values`, attention,
     `finish`; at the end of a step `hand_on` and `logits`.
 
@@ -75,17 +88,17 @@ class StateHead(DraftHead):
         return self.target_embedding if self.embed_tokens is None else self.embed_tokens.weight
 
     @property
+    @abstractmethod
     def decoder_layers(self) -> list[DraftLayer]:
         """The layers in their order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fuse(self, taps: Tensor) -> Tensor:
         """The taps side by side [T, nH] -> step-0 states [T, h]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, layer: int, states: Tensor, tokens: Tensor) -> Reading:
         """What a layer makes of `states` [T, h] and, the first one, of `tokens` int64 [T]."""
-        raise NotImplementedError
 
     def queries(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
         """Rotated queries [T, heads, head_dim] of `x` (from `read`) at `positions` int64 [T]."""
@@ -103,6 +116,6 @@ class StateHead(DraftHead):
         """The state [T, h] that the next step reads, from the last layer's `states`."""
         return states
 
+    @abstractmethod
     def logits(self, handed_on: Tensor) -> Tensor:
         """Draft logits [T, D] of what `hand_on` gave [T, h]."""
-        raise NotImplementedError

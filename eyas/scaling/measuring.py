@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel
 
-from eyas.bench.arithmetic import bootstrap, chain_length, quotient, speed_ratio
-from eyas.bench.figures import Interval
+from eyas.bench.arithmetic import bootstrap, chain_length
+from eyas.bench.figures import PLAIN, Interval
+from eyas.bench.items import Item
+from eyas.bench.race import Rules, race
 from eyas.chat import Sample
 from eyas.data.batches import Batch
-from eyas.data.features import Features
-from eyas.decoding.drafters.opening import open_drafter
-from eyas.decoding.engine import Engine, Request, Result
+from eyas.data.features import text_key
+from eyas.data.store import FeatureStore
+from eyas.decoding.drafters.opening import drafter_of
+from eyas.decoding.engine import Engine
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.tree import TreeShape
-from eyas.heads.files import load_any_head
-from eyas.progress import Interrupt, progress
+from eyas.heads.files import head_hash, load_any_head
+from eyas.progress import progress
 from eyas.scaling.plan import StudyConfig
 from eyas.target import Target
 from eyas.training.acceptance import measure
+from eyas.training.recipe import Stored
 
+HEAD = "head"  # the racer beside plain decoding
 DEPTH = 5  # of the chains whose acceptance is estimated
 
 
@@ -43,50 +48,37 @@ class Measured(BaseModel):
     identical: bool
 
 
-def measure_head(
-    folder: str, target: Target, texts: Sequence[Features], prompts: Sequence[Sample], study: StudyConfig
-) -> Measured:  # fmt: skip
-    """Measure the head in `folder`; plain decoding runs between its answers. `texts` carry the taps that the head reads."""
-    opened = open_drafter(folder, target)
-    assert opened.drafter is not None
-    depth = min(DEPTH, opened.drafter.depth or DEPTH)
+def measure_head(folder: str, target: Target, features: Path, test: Sequence[Sample], study: StudyConfig) -> Measured:
+    """Measure the head in `folder` on the texts `test`, whose `features` are stored; it races plain decoding on
+    their prompts."""
     head = load_any_head(folder, target)
+    reading = target.tapped(head.config.taps(target))
+    drafter = drafter_of(reading, head, weights=target.weights)
+    depth = min(DEPTH, drafter.depth or DEPTH)
+    texts = Stored(FeatureStore(features, reading), [text_key(s) for s in test])
     by_text = [measure(head, [Batch.of([text])], depth) for text in texts]
     chains = [[*one.offered, *one.accepted] for one in by_text]
-    length = max(s.spans[0][0] for s in prompts) + study.tokens
-    engines = {
-        "plain": Engine(target, max_length=length),
-        "head": Engine(opened.target, opened.drafter, tree=TreeShape.parse(study.tree), max_length=length),
+
+    prompts = [tuple(s.ids[: s.spans[0][0]]) for s in test[: study.answers]]
+    items = [Item(str(number), "test", "test", ids=prompt) for number, prompt in enumerate(prompts)]
+    params = SamplingParams(max_new_tokens=study.tokens, temperature=study.temperature, seed=study.seed)
+    length = max(map(len, prompts)) + study.tokens
+    racers = {
+        PLAIN: Engine(target, max_length=length),
+        HEAD: Engine(reading, drafter, tree=TreeShape.parse(study.tree), max_length=length),
     }
-    rows, columns, identical = [], [], True
-    with progress("answers", len(prompts), "prompts") as meter, Interrupt() as interrupt:
-        for number, sample in enumerate(prompts):
-            params = SamplingParams(max_new_tokens=study.tokens, temperature=study.temperature, seed=study.seed + number)
-            request = Request(sample.ids[: sample.spans[0][0]], params)
-            order = list(engines) if number % 2 else list(reversed(engines))
-            done = {name: _timed(engines[name], request) for name in order}
-            (plain, plain_s), (drafted, drafted_s) = done["plain"], done["head"]
-            identical &= plain.ids == drafted.ids
-            tokens = float(plain.stats.emitted)
-            columns.append((tokens, drafted_s, tokens, plain_s))
-            rows.append((drafted.stats.emitted, drafted.stats.rounds))
-            meter.advance(1)
-            if interrupt.asked:
-                raise KeyboardInterrupt
+    with progress("answers", len(items), "prompts") as meter:
+        raced = race(target, racers, items, params, rules=Rules(noise=0, samples=0), meter=meter)
+    if raced.interrupted:
+        raise KeyboardInterrupt
+    runs = [row.runs[HEAD] for row in raced.rows]
     return Measured(
-        head=opened.hash,
+        head=head_hash(folder),
         tau_chain=bootstrap(np.array(chains, dtype=float), chain_length),
         n_alpha=[sum(c[depth + n] for c in chains) / max(sum(c[n] for c in chains), 1) for n in range(depth)],
         chains=chains,
-        tau=bootstrap(np.array(rows, dtype=float), quotient),
-        speedup=bootstrap(np.array(columns), speed_ratio),
-        rounds=rows,
-        identical=identical,
+        tau=raced.drafters[HEAD].tau,
+        speedup=raced.drafters[HEAD].speedup,
+        rounds=[(sum(run.rounds), len(run.rounds)) for run in runs],
+        identical=all(run.identical for run in runs),
     )
-
-
-def _timed(engine: Engine, request: Request) -> tuple[Result, float]:
-    """An answer and the seconds it took after prefill."""
-    start = time.perf_counter()
-    result = engine.generate([request])[0]
-    return result, max(time.perf_counter() - start - result.stats.prefill_s, 1e-9)

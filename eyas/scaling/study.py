@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 from eyas import machine
 from eyas.bench.arithmetic import chain_length, quotient
 from eyas.chat import Sample, template_hash
-from eyas.data.features import text_key
 from eyas.data.store import FeatureStore
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
@@ -26,7 +25,7 @@ from eyas.scaling.plan import NAMES, Arm, Budget, StudyConfig, arms
 from eyas.scaling.texts import NestedTexts
 from eyas.target import Target
 from eyas.training.config import DrafterName
-from eyas.training.recipe import Stored, complete, train_on
+from eyas.training.recipe import complete, train_on
 
 RESULT = "scaling.json"
 
@@ -105,24 +104,17 @@ def run_study(
     for arm in planned:
         arm.config(study)  # a wrong setting shows before hours have passed
     with alone_in(out):
-        return _run(target, texts, out, study, planned, features, consent)
-
-
-def _run(
-    target: Target, texts: NestedTexts, out: Path, study: StudyConfig, planned: list[Arm], features: Path,
-    consent: Consent | None,
-) -> StudyResult:  # fmt: skip
-    """What `run_study` says, in a folder that is held."""
-    result = _begun(target, out, study)
-    every = target.tapped((*target.tap_ids, target.num_layers))
-    with FeatureStore(features, every) as store:
-        complete(store, every, [*texts.choose, *texts.test, *texts.learn], consent)
-    for number, arm in enumerate(planned, 1):
-        if any((o.drafter, o.size, o.budget) == (arm.drafter, arm.size, arm.budget) for o in result.outcomes):
-            continue
-        console.print(f"arm {number} of {len(planned)}: {NAMES[arm.drafter]}, {arm.texts} texts, {arm.steps} steps")
-        result.outcomes.append(_train_and_measure(target, texts, out, study, arm, features))
-        write_text(out / RESULT, result.model_dump_json(indent=1))
+        result = _begun(target, out, study)
+        every = target.tapped((*target.tap_ids, target.num_layers))
+        with FeatureStore(features, every) as store:
+            complete(store, every, [*texts.choose, *texts.test, *texts.learn], consent)
+        finished = {(o.drafter, o.size, o.budget) for o in result.outcomes}
+        for number, arm in enumerate(planned, 1):
+            if (arm.drafter, arm.size, arm.budget) in finished:
+                continue
+            console.print(f"arm {number} of {len(planned)}: {NAMES[arm.drafter]}, {arm.texts} texts, {arm.steps} steps")
+            result.outcomes.append(_train_and_measure(target, texts, out, study, arm, features))
+            write_text(out / RESULT, result.model_dump_json(indent=1))
     return result
 
 
@@ -150,10 +142,8 @@ def _train_and_measure(
     learn = texts.learn[: arm.texts]
     folder = out / arm.name
     train_on(target, learn, texts.choose, folder, arm.config(study), features=features)
-    reading = target if arm.drafter == "eagle3" else target.tapped((target.num_layers,))
-    stored = Stored(FeatureStore(features, reading), [text_key(s) for s in texts.test])
     return Outcome(
         drafter=arm.drafter, size=arm.size, budget=arm.budget, texts=arm.texts, steps=arm.steps,
         tokens=sum(s.supervised for s in learn),
-        measured=measure_head(str(folder), target, stored, texts.test[: study.answers], study),
+        measured=measure_head(str(folder), target, features, texts.test, study),
     )  # fmt: skip

@@ -81,43 +81,36 @@ def train_on(
     A run that is taken up may have begun when some of these were among the `others`.
     """
     workers = workers or Workers(target.device, precision=config.precision, shard=config.shard)
+    consent = consent or Consent()
     with alone_in(out) if workers.first else nullcontext():
-        return _run(target, learn, choose, out, config, features, others, workers, consent or Consent())
-
-
-def _run(
-    target: Target, learn: list[Sample], choose: list[Sample], out: Path, config: TrainConfig, features: Path,
-    others: Sequence[Sample], workers: Workers, consent: Consent,
-) -> Evaluation:  # fmt: skip
-    """What `train_on` says, in a folder that is held."""
-    if config.drafter != "eagle3":
-        target = target.tapped((target.num_layers,))
-    with workers.first_alone():
-        learn, choose = _settle(out, config, target, [*learn, *choose, *others], learn, choose)
-        counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
-        head = starting_head(target, config, counts)  # one that is refused is so before hours of reading
-        with FeatureStore(features, target) as store:
-            complete(store, target, [*learn, *choose], consent)
-    supervised, size = sum(s.supervised for s in learn), len(head.d2t)
-    console.print(
-        f"{len(learn):,} texts to learn from ({supervised:,} supervised tokens), {len(choose)} to choose by; draft "
-        f"vocabulary {size:,} of {target.vocab_size:,} covers {100 * coverage(counts, head.d2t.cpu()):.2f} % of them"
-    )
-    tree = TreeShape.parse(config.eval_tree)
-    judge = EngineJudge.of(target, choose, config.eval_prompts, config.eval_tokens, tree)
-    trainer = Trainer(
-        head, Stored(store, [text_key(s) for s in learn]), Stored(store, [text_key(s) for s in choose]), config, out,
-        judge=judge if judge.prompts else None, workers=workers,
-    )  # fmt: skip
-    if trainer.resume():
-        console.print(f"going on at step {trainer.step:,}, {trainer.elapsed / 60:.1f} minutes in")
-    if trainer.progress < 1 and workers.count == 1:
-        admit(training_forecast(trainer, out), consent)
-    workers.begin_tracking(_flat(config.model_dump(mode="json")))
-    try:
-        return trainer.run()
-    finally:
-        workers.end_tracking()
+        if config.drafter != "eagle3":
+            target = target.tapped((target.num_layers,))
+        with workers.first_alone():
+            learn, choose = _settle(out, config, target, [*learn, *choose, *others], learn, choose)
+            counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
+            head = starting_head(target, config, counts)  # one that is refused is so before hours of reading
+            with FeatureStore(features, target) as store:
+                complete(store, target, [*learn, *choose], consent)
+        supervised, size = sum(s.supervised for s in learn), len(head.d2t)
+        console.print(
+            f"{len(learn):,} texts to learn from ({supervised:,} supervised tokens), {len(choose)} to choose by; draft "
+            f"vocabulary {size:,} of {target.vocab_size:,} covers {100 * coverage(counts, head.d2t.cpu()):.2f} % of them"
+        )
+        tree = TreeShape.parse(config.eval_tree)
+        judge = EngineJudge.of(target, choose, config.eval_prompts, config.eval_tokens, tree)
+        trainer = Trainer(
+            head, Stored(store, [text_key(s) for s in learn]), Stored(store, [text_key(s) for s in choose]), config, out,
+            judge=judge if judge.prompts else None, workers=workers,
+        )  # fmt: skip
+        if trainer.resume():
+            console.print(f"going on at step {trainer.step:,}, {trainer.elapsed / 60:.1f} minutes in")
+        if trainer.progress < 1 and workers.count == 1:
+            admit(training_forecast(trainer, out), consent)
+        workers.begin_tracking(_flat(config.model_dump(mode="json")))
+        try:
+            return trainer.run()
+        finally:
+            workers.end_tracking()
 
 
 def starting_head(target: Target, config: TrainConfig, counts: Tensor) -> DraftHead:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import numpy as np
 from eyas import machine
 from eyas.bench.arithmetic import bootstrap, speed_ratio
 from eyas.bench.figures import Interval
-from eyas.bench.items import Item
+from eyas.bench.items import Item, asked_of
 from eyas.bench.live import metrics
 from eyas.bench.live.advice import advise, tokens_per_round
 from eyas.bench.live.asking import ask, key_of
@@ -90,17 +89,10 @@ def conditions_of(items: Sequence[Item], params: SamplingParams) -> LiveConditio
     """What can be known of the conditions from outside the server."""
     return LiveConditions(
         prompts=len(items),
-        suites=list(dict.fromkeys(item.suite for item in items)),
         digest=content_id([[key_of(i), list(i.ids), list(i.messages)] for i in items]),
-        max_new_tokens=params.max_new_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
         machine=machine.processor(),
         eyas=machine.versions()["eyas"],
-        date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        **asked_of(items, params),
     )
 
 

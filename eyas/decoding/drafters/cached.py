@@ -6,6 +6,7 @@ and is written over by the next round (without the re-feed 8-15 % of tau is lost
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,7 @@ from eyas.errors import EyasError
 from eyas.target import LayerShape
 
 
-class CachedDrafter:
+class CachedDrafter(ABC):
     """The bookkeeping of a drafter whose layers keep `shapes`; a kind of drafter says how it computes one pass."""
 
     target_ids: Tensor
@@ -100,17 +101,17 @@ class CachedDrafter:
 
     # -- what a kind of drafter says ----------------------------------------------------------------------------------
 
+    @abstractmethod
     def _fuse(self, taps: Tensor) -> Tensor:
         """The states [B, M, h] that true taps [B, M, nH] stand for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step(self, states: Tensor, tokens: Tensor, positions: Tensor, view: SlotView, mask: Tensor) -> Tensor:
         """One pass: states [B, Q, h] beside `tokens` [B, Q] at `positions` [B, Q] -> states [B, Q, h].
 
         `mask` bool [B, Q, K] is True where a query may look.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:
         """Draft logits [..., D] of states [..., h]."""
-        raise NotImplementedError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import Tensor
 
 from eyas.decoding.cache import SlotView
@@ -12,7 +10,7 @@ from eyas.heads.eagle1 import Eagle1Head
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.head import StateHead
 from eyas.kernels.attention import attend
-from eyas.kernels.packed import Weights, pack_linears
+from eyas.kernels.packed import Weights
 from eyas.target import LayerShape, Target
 
 
@@ -23,11 +21,7 @@ class StateDrafter(CachedDrafter):
         head.config.check_target(target)
         self._weights = weights
         parameter = next(head.parameters())
-        if weights != "stock":  # in a copy: the caller's head can still be trained and saved
-            frozen = [tensor for name, tensor in head.named_buffers() if name.startswith("target_")]
-            head = copy.deepcopy(head, {id(tensor): tensor for tensor in frozen})
-            pack_linears(head, weights)
-        self.head = head.eval()
+        self.head = head.packed(weights).eval()
         self.target_ids = head.draft_ids(head.d2t)
         config = head.config
         shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim)

@@ -50,7 +50,7 @@ class JoinedDrafter:
         """log q [B, k, V] from the drafter's logits `own` [B, k, D] and what look-up `found`."""
         weights = [[self.lookup.confidence(row, f) if f else 0.0 for f in line] for row, line in enumerate(found)]
         w = torch.tensor(weights, device=own.device)[..., None]  # [B, k, 1]
-        mixed = self.lookup.logits(found).softmax(-1).nan_to_num_(0.0) * w  # [B, k, V]; no match has no distribution
+        mixed = self.lookup.shares(found) * w  # [B, k, V]
         ids = self.drafter.target_ids.expand(*own.shape[:2], -1)  # [B, k, D]
         mixed.scatter_add_(2, ids, own.float().softmax(-1) * (1 - w))
         return mixed.log()

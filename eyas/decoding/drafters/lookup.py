@@ -83,10 +83,10 @@ class LookupDrafter:
             self._rows[row].add(token)
 
     def extend(self, tokens: Tensor, taps: Tensor, counts: Tensor) -> Tensor:
-        return self.logits(self.found(tokens, counts))[:, 0]
+        return self.shares(self.found(tokens, counts))[:, 0].log()
 
     def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        return self.logits(self.found_below(tokens, parents))
+        return self.shares(self.found_below(tokens, parents)).log()
 
     def move(self, source: int, to: int) -> None:
         self._rows[to] = self._rows[source]  # the source's row is free now, and begins anew
@@ -111,21 +111,21 @@ class LookupDrafter:
         """How often such a match was right in the text of `row`."""
         return self._rows[row].confidence(found.length)
 
-    def logits(self, found: list[list[Found | None]]) -> Tensor:
-        """Logits [B, k, V] of the places `found`: the logarithm of how often a token followed, -inf where none did."""
+    def shares(self, found: list[list[Found | None]]) -> Tensor:
+        """Probabilities [B, k, V] of the places `found`: how often a token followed, nothing but zeros where none did."""
         size = (len(found), len(found[0]), len(self.target_ids))
-        logits = torch.full(size, float("-inf"), device=self.target_ids.device)
+        shares = torch.zeros(size, device=self.target_ids.device)
         places = [
-            (row, place, token, count)
+            (row, place, token, count / match.counts.total())
             for row, line in enumerate(found)
             for place, match in enumerate(line)
             if match
             for token, count in match.counts.items()
         ]
         if places:
-            rows, columns, tokens, counts = (torch.tensor(part, device=logits.device) for part in zip(*places, strict=True))
-            logits[rows, columns, tokens] = counts.float().log()
-        return logits
+            rows, columns, tokens, values = (torch.tensor(part, device=shares.device) for part in zip(*places, strict=True))
+            shares[rows, columns, tokens] = values
+        return shares
 
     def _after(self) -> list[list[Found | None]]:
         return [[self._rows[row].after(path) for path in paths] for row, paths in enumerate(self._paths)]

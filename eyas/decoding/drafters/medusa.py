@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 
 from eyas.heads.medusa import MedusaHead
-from eyas.kernels.packed import Weights, pack_linears
+from eyas.kernels.packed import Weights
 from eyas.target import Target
 
 
@@ -18,10 +16,7 @@ class MedusaDrafter:
     def __init__(self, target: Target, head: MedusaHead, *, weights: Weights = "stock") -> None:
         head.config.check_target(target)
         self._weights, self._dtype = weights, next(head.parameters()).dtype
-        if weights != "stock":  # in a copy: the caller's head can still be trained and saved
-            head = copy.deepcopy(head)
-            pack_linears(head, weights)
-        self.head = head.eval()
+        self.head = head.packed(weights).eval()
         self.target_ids = head.draft_ids(head.d2t)
         self.depth: int | None = head.config.num_heads
 
