@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import resource
+import shlex
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +29,13 @@ def accelerated(device: torch.device) -> str:
 
 def versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "transformers", "eyas")}
+
+
+def command_line() -> str:
+    """What this process was called with, to be typed again."""
+    program, *told = sys.argv
+    called = "eyas" if Path(program).parts[-2:] in (("bin", "eyas"), ("cli", "main.py")) else program
+    return shlex.join([called, *told])
 
 
 class PeakMemory:

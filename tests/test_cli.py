@@ -57,6 +57,11 @@ def test_the_commands_in_a_row(target_dir: Path, tmp_path: Path, capsys: pytest.
     assert "http" not in page.read_text().replace("http://www.w3.org", "")  # self-contained
     assert eyas("generate", "hello", "--head", head, "--max-new-tokens", 8, *target) == 0
     assert eyas("bench", "compare", report, report) == 0
+    assert eyas("bench", "show", report, "--html", tmp_path / "again.html") == 0
+    capsys.readouterr()
+    assert eyas("bench", "show", report, "--markdown") == 0
+    shown = capsys.readouterr().out
+    assert "| drafter | tau |" in shown and f"eyas bench --target {target_dir}" in shown
     grid = ("bench", "--head", f"mine={head}@chain:1", "--prompts", prompts, "--limit", 2, "--temperature", "0,1", *target)
     capsys.readouterr()
     assert eyas(*grid, "--batch", 1, "--batch", 2, "--max-new-tokens", 4, "--json", tmp_path / "grid.json", "--html", page) == 0
@@ -180,6 +185,7 @@ def test_bad_input_is_one_line_and_a_code(
         (("bench", *target, "--prompts", prompt, "--sweep", "--forward-times", prompt), "holds no forward times"),
         (("bench", *target, "--prompts", prompt, "--json", prompt), "is not a report written by"),
         (("bench", "compare", prompt, prompt), "is not a report written by"),
+        (("bench", "show", prompt), "is not a report written by"),
     ]
     for arguments, told in cases:
         capsys.readouterr()

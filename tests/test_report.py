@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
+from eyas.bench.arithmetic import figures_of
 from eyas.bench.colour import ACCEPTED_STYLE, Colourer, Stretch, merged, stretches, styled
 from eyas.bench.figures import DEFINITIONS, PLAIN, Entry, RaceReport
 from eyas.bench.grid import Report
 from eyas.bench.items import Item
 from eyas.bench.page import html, write_html
-from eyas.bench.plots import smooth
+from eyas.bench.plots import series, smooth
 from eyas.bench.race import Rules, race
-from eyas.bench.report import sample_text, span, summary, table
+from eyas.bench.report import markdown, sample_text, span, summary, table
 from eyas.bench.training_log import read_training_log
 from eyas.cli import generate as generate_command
 from eyas.cli.app import app
@@ -137,13 +138,37 @@ def test_table_has_every_figure_beside_its_definition(report: RaceReport) -> Non
 def test_table_tells_of_differing_tokens_and_many_drafters(report: RaceReport) -> None:
     worse = report.model_copy(deep=True)
     worse.drafters["EAGLE-3"].differing = 2
-    worse.drafters["other"] = worse.drafters["EAGLE-3"]
+    for number in range(8):
+        worse.drafters["other" + str(number) * (number > 0)] = worse.drafters["EAGLE-3"]
     worse.interrupted = True
+    shown = printed(table(worse), 100)
+    assert re.search(r"^other7 .* no: 2 of 3 differ .*\d\.\d\d \[", shown, re.MULTILINE)
+    assert re.search(r"^ +target forwards .* peak memory *$", shown, re.MULTILINE)
     shown = printed(table(worse))
     assert "no: 2 of 3 differ" in shown
     assert "n-alpha, other" in shown
     assert f"tau: {DEFINITIONS['tau']}" in shown
     assert "interrupted" in shown
+
+
+def test_tau_and_speed_up_of_every_suite(report: RaceReport) -> None:
+    two = report.model_copy(deep=True)
+    for row in two.rows[1:]:
+        row.suite = "t|u"
+    told = {"source": "runs/head", "head": "abc123", "tree": "3x4x10", "peak_mib": 1.0}
+    two.drafters = {name: figures_of(two.rows, name, **told) for name in two.drafters}
+    part = two.drafters["EAGLE-3"].parts["suite"]["t|u"]
+    cell = f"{part.tau:.2f}  {part.speedup:.2f}x"
+    for shown in (printed(table(two)), printed(summary(grid(two, two)))):
+        assert re.search(r"tau, speed-up +s +t\|u", shown) and cell in shown
+    assert "tau, speed-up" not in printed(table(report))
+    page = markdown(grid(two).model_copy(update={"commands": ["eyas bench --json r.json"]}))
+    assert "| drafter | tau | speed-up | tokens identical | s | t\\|u |" in page and f"{cell} |" in page
+    assert "### T 0, batch 1" in page and "abc123" in page and page.endswith("```\neyas bench --json r.json\n```\n")
+
+
+def test_no_contestant_has_the_colour_of_plain_decoding() -> None:
+    assert [series(n) for n in (0, 1, 11, 12, 22, 23)] == [0, 1, 11, 1, 11, 1]
 
 
 def test_speed_up_shows_its_interval(report: RaceReport) -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from eyas.bench.arithmetic import chain_length, quotient
+from eyas.bench.figures import Interval
 from eyas.chat import Sample
 from eyas.errors import EyasError
 from eyas.scaling.fit import fit
-from eyas.scaling.measuring import Measured, measure_head
+from eyas.scaling.measuring import Measured, difference, measure_head
 from eyas.scaling.plan import StudyConfig, arms
 from eyas.scaling.show import plot, sentences, table
 from eyas.scaling.study import StudyResult, run_study
@@ -102,7 +103,12 @@ def test_a_study_that_is_stopped_goes_on_and_says_the_same(tmp_path: Path, monke
     assert StudyResult.read(tmp_path / "stopped/scaling.json").outcomes == again.outcomes
 
     assert all(again.curve(drafter, budget, "tau") for drafter in STUDY.drafters for budget in ("epochs", "steps"))
-    assert len(sentences(again)) == 6 and table(again).row_count == 9
+    told = sentences(again)
+    assert len(told) == 16 and table(again).row_count == 9
+    assert sum("with the last;" in one for one in told) == 6 and sum(" over " in one for one in told) == 4
+    first, other = again.of("eagle3", "epochs")[0].measured, again.of("eagle1", "epochs")[0].measured
+    assert difference(first, first) == Interval(value=0, low=0, high=0)
+    assert difference(other, first).value == pytest.approx(first.tau_chain.value - other.tau_chain.value)
     plot(again, tmp_path / "a.svg")
     assert "<svg" in (tmp_path / "a.svg").read_text()
     with pytest.raises(EyasError, match="holds a study with texts 3, this one has 2"):

@@ -17,7 +17,7 @@ FREE = {"temperature", "batch", "repeated", "date"}  # conditions in which the r
 
 
 class Report(BaseModel):
-    """`races` in the order of `planned`, as far as they have been run."""
+    """`races` in the order of `planned`, as far as they have been run, by `commands`."""
 
     eyas: str = "bench"
     version: int = 2
@@ -25,6 +25,7 @@ class Report(BaseModel):
     contestants: list[Entry]
     planned: list[Cell]
     races: list[RaceReport] = []
+    commands: list[str] = []
     sweep: Sweep | None = None
 
     @property
@@ -41,9 +42,11 @@ class Report(BaseModel):
         order = {cell: n for n, cell in enumerate(self.planned)}
         self.races.sort(key=lambda one: order[one.cell])
 
-    def plan(self, cells: list[Cell]) -> None:
-        """Add what is to be raced to what there is."""
+    def plan(self, cells: list[Cell], command: str) -> None:
+        """Add what is to be raced, by `command`, to what there is."""
         self.planned = sorted({*self.planned, *cells})
+        if command not in self.commands:
+            self.commands.append(command)
 
     @classmethod
     def read(cls, path: Path) -> Report:

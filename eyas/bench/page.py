@@ -26,7 +26,7 @@ def html(report: Report, log: TrainingLog | None = None) -> str:
         best=max(bests, key=lambda found: found[2].speedup.value, default=None),
         headlines=HEADLINES,
         target=Path(report.races[0].conditions.target).name,
-        series={name: i % len(plots.SERIES) for i, name in enumerate(names)},
+        series={name: plots.series(i) for i, name in enumerate(names)},
         speculative=[name for name in names if name != PLAIN],
         views=[
             {

@@ -22,7 +22,7 @@ from eyas.bench.prediction import Sweep
 from eyas.bench.training_log import TrainingLog
 
 INK, MUTED, GRID, PAPER = "#0000e0", "#0000e1", "#0000e2", "#0000e3"
-SERIES = [f"#0000f{i}" for i in range(8)]  # 0 = plain decoding
+SERIES = [f"#0000f{i:x}" for i in range(12)]  # 0 = plain decoding
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", PAPER: "--paper"} | {
     colour: f"--series-{i}" for i, colour in enumerate(SERIES)
 }
@@ -55,6 +55,11 @@ STYLE: Any = {
 }
 
 
+def series(number: int) -> int:
+    """The colour of contestant `number`: plain decoding, number 0, shares its own with nobody."""
+    return number if number < len(SERIES) else 1 + (number - 1) % (len(SERIES) - 1)
+
+
 def speed(race: RaceReport, key: str) -> str:
     """Tokens/s of every drafter with its 95 % interval, as horizontal bars. `key` is a name that no other plot of the page
     has."""
@@ -65,7 +70,7 @@ def speed(race: RaceReport, key: str) -> str:
         widest = max(f.tokens_per_s.high for f in race.drafters.values())
         for i, name in enumerate(names):
             found = race.drafters[name].tokens_per_s
-            axes.barh(i, found.value, height=0.6, color=SERIES[i % len(SERIES)])
+            axes.barh(i, found.value, height=0.6, color=SERIES[series(i)])
             if found.high > found.low:
                 axes.plot([found.low, found.high], [i, i], color=INK, linewidth=1.4)
             axes.text(found.high + widest * 0.015, i, f"{found.value:.1f}", va="center", weight="bold")
@@ -87,9 +92,9 @@ def acceptance(race: RaceReport, key: str) -> str:
         figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
         axes = figure.subplots()
         width = 0.72 / len(drafters)
-        for place, (series, found) in enumerate(drafters.values()):
+        for place, (number, found) in enumerate(drafters.values()):
             at = np.arange(1, len(found.n_alpha) + 1) + (place - (len(drafters) - 1) / 2) * width
-            colour = SERIES[series % len(SERIES)]
+            colour = SERIES[series(number)]
             axes.bar(at, found.n_alpha, width * 0.94, color=colour, alpha=0.85)
             axes.plot(at, found.joint, color=INK, linewidth=1.6 if len(drafters) == 1 else 0, marker="o",
                       markersize=5, markerfacecolor=PAPER, markeredgewidth=1.6)  # fmt: skip
@@ -107,7 +112,7 @@ def acceptance(race: RaceReport, key: str) -> str:
 
 def position(race: RaceReport, key: str) -> str:
     """tau of every drafter by position in the answer, a line each; "" where all rounds lie in one bucket."""
-    series = {name: i for i, name in enumerate(race.drafters)}
+    numbers = {name: i for i, name in enumerate(race.drafters)}
     if all(len(f.parts["position"]) < 2 for f in race.speculative.values()):
         return ""
     with matplotlib.rc_context(STYLE):
@@ -116,7 +121,7 @@ def position(race: RaceReport, key: str) -> str:
             parts = f.parts["position"]
             starts = [int(part.partition("-")[0]) for part in parts]
             taus = [part.tau for part in parts.values()]
-            axes.plot(starts, taus, color=SERIES[series[name] % len(SERIES)], linewidth=1.6, marker="o", markersize=5)
+            axes.plot(starts, taus, color=SERIES[series(numbers[name])], linewidth=1.6, marker="o", markersize=5)
         axes.axhline(1, color=MUTED, linewidth=1, linestyle=":")
         return svg(figure, key)
 
@@ -135,7 +140,7 @@ def batches(races: Sequence[RaceReport]) -> list[tuple[float, str]]:
                 spans = [race.drafters[name].speedup for race in of_it]
                 values = [s.value for s in spans]
                 around = [[max(s.value - s.low, 0) for s in spans], [max(s.high - s.value, 0) for s in spans]]
-                axes.errorbar(sizes, values, around, color=SERIES[i % len(SERIES)], linewidth=1.6, marker="o", markersize=5)
+                axes.errorbar(sizes, values, around, color=SERIES[series(i)], linewidth=1.6, marker="o", markersize=5)
             _powers(axes, sizes)
             found.append((temperature, svg(figure, f"batches{len(found)}")))
     return found
@@ -150,7 +155,7 @@ def sweep(found: Sweep) -> list[str]:
         speeds, by_speed = _lines("batch", "tokens/s")
         ratios, by_ratio = _lines("batch", "speed-up, measured; dashed: predicted")
         for i, tree in enumerate(trees, 1):
-            colour, at = SERIES[i % len(SERIES)], [size for size in sizes if (tree, size) in cells]
+            colour, at = SERIES[series(i)], [size for size in sizes if (tree, size) in cells]
             own = [cells[tree, size] for size in at]
             by_speed.plot(at, [c.tokens_per_s.value for c in own], color=colour, linewidth=1.6, marker="o", markersize=5)
             by_ratio.plot(at, [c.speedup.value for c in own], color=colour, linewidth=1.6, marker="o", markersize=5)

@@ -1,4 +1,4 @@
-"""A benchmark for people: tables for the terminal."""
+"""A benchmark for people: tables for the terminal, and for a page of Markdown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from rich.text import Text
 from eyas.bench.colour import Stretch, styled
 from eyas.bench.figures import DEFINITIONS, PLAIN, Conditions, Figures, Interval, RaceReport
 from eyas.bench.grid import Report
+from eyas.bench.tables import bare_table, markdown_table
 
 HEADLINES = ("tokens/s", "speed-up", "tokens identical")
+FIRST = (*HEADLINES, "near-ties", "tau")  # figures of the first table where drafters have rows of their own
 MOST_PARTS = 10  # told in a line of the terminal; the JSON and the page hold all
 
 
@@ -20,20 +22,13 @@ def table(race: RaceReport, *, explained: bool = True) -> RenderableType:
     """A race's figures for a terminal, then acceptance by depth and by part; `explained`: each with its definition, and the
     conditions below."""
     beside = explained and len(race.drafters) <= 2  # with more drafters there is no room beside the figures
-    shown = _columns(["", *race.drafters], beside)
-    for label, cells in figure_rows(race):
-        style = "bold" if label in HEADLINES else ""
-        _add(shown, label, [Text(c, style) for c in cells], beside)
-    parts: list[RenderableType] = [shown]
+    parts: list[RenderableType] = [_by_figure(race, beside)] if len(race.drafters) <= 2 else [*_by_drafter(race)]
     drafters = {name: f for name, f in race.drafters.items() if f.n_alpha}
     if drafters:
-        deepest = max(len(f.n_alpha) for f in drafters.values())
-        depths = _columns(["accepted at depth", *map(str, range(1, deepest + 1))], beside)
-        for name, f in drafters.items():
-            for kind, rates in (("n-alpha", f.n_alpha), ("joint", f.joint)):
-                cells = [f"{r:.2f}" for r in rates] + [""] * (deepest - len(rates))
-                _add(depths, kind if len(race.speculative) == 1 else f"{kind}, {name}", [Text(c) for c in cells], beside, kind)
-        parts += ["", depths]
+        parts += ["", _by_depth(drafters, beside)]
+    suites = suite_rows(race)
+    if suites:
+        parts += ["", bare_table(*suites)]
     lines = [line for name, f in race.speculative.items() for line in part_lines(name if len(race.speculative) > 1 else "", f)]
     if lines:
         parts += ["", *map(Text, lines)]
@@ -44,11 +39,62 @@ def table(race: RaceReport, *, explained: bool = True) -> RenderableType:
     return Group(*parts)
 
 
+def _by_figure(race: RaceReport, beside: bool) -> Table:
+    """A row for every figure, its definition `beside` it."""
+    shown = bare_table(["", *race.drafters, *[""] * beside])
+    if beside:
+        _explain(shown)
+    for label, cells in figure_rows(race):
+        style = "bold" if label in HEADLINES else ""
+        shown.add_row(Text(label), *[Text(c, style) for c in cells], *[Text(DEFINITIONS[label])] * beside)
+    return shown
+
+
+def _by_drafter(race: RaceReport) -> Iterator[RenderableType]:
+    """A row for every drafter: first what is asked first, then the rest."""
+    rows = list(figure_rows(race))
+    for number, chosen in enumerate(([r for r in rows if r[0] in FIRST], [r for r in rows if r[0] not in FIRST])):
+        by_drafter = zip(race.drafters, *(cells for _, cells in chosen), strict=True)
+        yield from [""] * number
+        yield bare_table(["", *(label for label, _ in chosen)], by_drafter)
+
+
+def _by_depth(drafters: dict[str, Figures], beside: bool) -> Table:
+    """How much was accepted at every depth of the draft, in both ways of counting."""
+    deepest = max(len(f.n_alpha) for f in drafters.values())
+    shown = bare_table(["accepted at depth", *map(str, range(1, deepest + 1)), *[""] * beside])
+    if beside:
+        _explain(shown)
+    for name, f in drafters.items():
+        for kind, rates in (("n-alpha", f.n_alpha), ("joint", f.joint)):
+            cells = [f"{r:.2f}" for r in rates] + [""] * (deepest - len(rates))
+            shown.add_row(kind if len(drafters) == 1 else Text(f"{kind}, {name}"), *cells, *[Text(DEFINITIONS[kind])] * beside)
+    return shown
+
+
+def _explain(shown: Table) -> None:
+    """Make the last column one of definitions, which may wrap."""
+    last = shown.columns[-1]
+    last.style, last.justify, last.ratio, last.no_wrap = "dim", "left", 1, False
+
+
+def suite_rows(race: RaceReport) -> tuple[list[str], list[list[str]]] | None:
+    """(headings, rows): tau and speed-up of every drafter in every suite; None where there is one suite, or plain alone."""
+    suites = list(race.drafters[PLAIN].parts["suite"])
+    if len(suites) < 2 or not race.speculative:
+        return None
+    rows = []
+    for name, f in race.speculative.items():
+        parts = [f.parts["suite"][suite] for suite in suites]
+        rows.append([name, *(f"{part.tau:.2f}  {part.speedup:.2f}x" for part in parts)])
+    return ["tau, speed-up", *suites], rows
+
+
 def part_lines(name: str, f: Figures) -> Iterator[str]:
-    """tau by suite, category, turn and position, a line each, where there is more than one part."""
+    """tau by category, turn and position, a line each, where there is more than one part."""
     for kind, parts in f.parts.items():
         same = kind == "category" and parts.keys() == f.parts["suite"].keys()
-        if len(parts) > 1 and not same:
+        if len(parts) > 1 and kind != "suite" and not same:
             told = [f"{part} {one.tau:.2f}" for part, one in parts.items()]
             more = [f"and {len(told) - MOST_PARTS} more"] if len(told) > MOST_PARTS else []
             yield f"tau by {kind}{f', {name}' if name else ''}:  " + "  ".join(told[:MOST_PARTS] + more)
@@ -65,35 +111,44 @@ def title(race: RaceReport) -> Text:
 
 
 def summary(report: Report) -> RenderableType:
-    """All races of a report in one table: speed-up and tau of every drafter, and whether its tokens were plain's."""
-    shown = _columns(["T", "batch", "drafter", "tokens/s", "speed-up", "tau", "identical"], False)
+    """All races of a report in one table: speed-up and tau of every drafter, and whether its tokens were plain's; then tau and
+    speed-up by suite."""
+    rows, by_suite = [], []
     for race in report.races:
         cell = [f"{race.cell[0]:g}", str(race.cell[1])]
         for name, f in race.drafters.items():
             told = _told(f)
             speedup, same = ("1", "-") if name == PLAIN else (told["speedup"], told["same"])
-            shown.add_row(*map(Text, [*cell, name, told["speed"], speedup, f"{f.tau.value:.2f}", same]))
+            rows.append([*cell, name, told["speed"], speedup, told["tau"], same])
             cell = ["", ""]
+        suites = suite_rows(race)
+        if suites:
+            by_suite += ["", title(race), bare_table(*suites)]
     first = report.races[0]
     lines = [_told_conditions(first, ("T", "batch")), *_drafters(first)]
     lines += [f"{title(race)}: {line}" for race in report.races for line in remarks(race)]
     unfinished = ", ".join("T {:g} at batch {}".format(*cell) for cell in report.unfinished)
     if unfinished:
         lines.append(f"not run to the end: {unfinished}")
-    return Group(shown, "", *definitions(), "", *[Text(line, "dim") for line in lines])
+    shown = bare_table(["T", "batch", "drafter", "tokens/s", "speed-up", "tau", "identical"], rows)
+    return Group(shown, *by_suite, "", *definitions(), "", *[Text(line, "dim") for line in lines])
 
 
-def _columns(names: list[str], definitions: bool) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in names:
-        shown.add_column(Text(name), justify="left" if name == names[0] else "right", no_wrap=True)
-    if definitions:
-        shown.add_column("", style="dim", ratio=1)
-    return shown
-
-
-def _add(shown: Table, label: str, cells: list[Text], definitions: bool, key: str = "") -> None:
-    shown.add_row(Text(label), *cells, *([Text(DEFINITIONS[key or label])] if definitions else []))
+def markdown(report: Report) -> str:
+    """The report for a page of Markdown: a table of drafters and suites for every race, what it depends on, the command."""
+    parts = []
+    for race in report.races:
+        headings, cells = ["drafter", "tau", "speed-up", "tokens identical"], {name: [] for name in race.speculative}
+        suites = suite_rows(race)
+        if suites:
+            headings += suites[0][1:]
+            cells = {name: parts for name, *parts in suites[1]}
+        rows = [
+            [name, (told := _told(f))["tau"], told["speedup"], told["same"], *cells[name]]
+            for name, f in race.speculative.items()
+        ]
+        parts += [f"### {title(race)}", markdown_table(headings, rows), "\n".join(footnotes(race))]
+    return "\n\n".join([*parts, *(f"```\n{command}\n```" for command in report.commands)]) + "\n"
 
 
 def figure_rows(race: RaceReport) -> Iterator[tuple[str, list[str]]]:
@@ -109,7 +164,7 @@ def figure_rows(race: RaceReport) -> Iterator[tuple[str, list[str]]]:
     yield row("tokens identical", "-", "{same}")
     if not race.conditions.bit_exact:
         yield row("near-ties", "{ties}", "{ties}")
-    yield row("tau", "{f.tau.value:.2f}", "{f.tau.value:.2f}")
+    yield row("tau", "1", "{tau}")
     yield row("target forwards", "{f.target_forwards:,}", "{f.target_forwards:,}")
     yield row("k", "-", "{f.k:.1f}")
     yield row("drafted", "-", "{f.drafted:,}")
@@ -122,15 +177,16 @@ def figure_rows(race: RaceReport) -> Iterator[tuple[str, list[str]]]:
 def _told(f: Figures) -> dict[str, str]:
     time = f"{100 * f.share_draft:.0f}/{100 * f.share_verify:.0f}/{100 * f.share_other:.0f} %"
     told = {"speed": f"{f.tokens_per_s.value:.1f}", "speedup": span(f.speedup), "same": f.same, "time": time}
+    told["tau"] = span(f.tau, "")
     told["ties"] = "-" if f.is_peer else f"{f.near_ties:,}"  # a peer counts none
     if f.is_peer and not f.share_verify:
         told["time"] = "-"  # nor do all tell where it goes
     return told
 
 
-def span(interval: Interval) -> str:
+def span(interval: Interval, unit: str = "x") -> str:
     """A speed-up with its interval: 1.42x [1.36, 1.49]."""
-    told = f"{interval.value:.2f}x"
+    told = f"{interval.value:.2f}{unit}"
     return told if interval.low == interval.high else f"{told} [{interval.low:.2f}, {interval.high:.2f}]"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from eyas import machine
 from eyas.bench.contestants import Contestant, Entrant, enter
 from eyas.bench.figures import RaceReport
 from eyas.bench.grid import Cell, Report
@@ -113,5 +114,5 @@ def _begun(path: Path | None, target: Target, entrants: Sequence[Entrant], plan:
             raise EyasError(
                 f"{path} was begun with {other}; give the same settings to go on with it, --fresh to begin anew or another name"
             )
-    report.plan(plan.cells)
+    report.plan(plan.cells, machine.command_line())
     return report

@@ -1,4 +1,4 @@
-"""`eyas bench` and `eyas bench compare`."""
+"""`eyas bench`, `eyas bench compare` and `eyas bench show`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from eyas.bench.grid import Report
 from eyas.bench.live.asking import Elsewhere
 from eyas.bench.page import write_html
 from eyas.bench.prediction import ForwardTimes
+from eyas.bench.report import markdown as as_markdown
 from eyas.bench.report import sample_text, summary, table, title
 from eyas.bench.run import Plan, run_bench
 from eyas.bench.sources import split_names
@@ -167,6 +168,26 @@ def compare(
 ) -> None:
     """Say what changed between two reports beyond noise, for every temperature and batch size that both have."""
     Console(highlight=False).print(comparison_table(compare_reports(first, second)))
+
+
+@app.command()
+def show(
+    report: Annotated[Path, typer.Argument(help="what `eyas bench --json` wrote")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="as tables for a page of Markdown")] = False,
+    html: Annotated[Path | None, typer.Option(help="write a page of it here")] = None,
+    log: Annotated[Path | None, typer.Option(help="training log for the page")] = None,
+) -> None:
+    """Show a report again."""
+    found = Report.read(report)
+    if not found.races:
+        raise EyasError(f"{report}: no race of it was run to a first answer")
+    if html:
+        _refuse_unwritable(html)
+        write_html(found, html, read_training_log(log) if log else None)
+    if markdown:
+        typer.echo(as_markdown(found), nl=False)
+    else:
+        _show(Console(highlight=False), found)
 
 
 def _race_by_race(console: Console) -> Callable[[RaceReport], None]:

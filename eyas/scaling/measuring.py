@@ -82,3 +82,10 @@ def measure_head(folder: str, target: Target, features: Path, test: Sequence[Sam
         rounds=[(sum(run.rounds), len(run.rounds)) for run in runs],
         identical=all(run.identical for run in runs),
     )
+
+
+def difference(one: Measured, other: Measured) -> Interval:
+    """By how much `other`'s estimated tau is above `one`'s, the same test texts resampled for both."""
+    columns = np.concatenate([np.array(m.chains, dtype=float) for m in (one, other)], axis=1)  # [N, C1 + C2]
+    width = len(one.chains[0])
+    return bootstrap(columns, lambda sums: chain_length(sums[..., width:]) - chain_length(sums[..., :width]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,8 +15,10 @@ from rich.table import Table
 from eyas.bench.figures import Interval
 from eyas.files import replacing
 from eyas.scaling.fit import STEP, Curve
+from eyas.scaling.measuring import difference
 from eyas.scaling.plan import NAMES, Budget
 from eyas.scaling.study import StudyResult
+from eyas.training.config import DrafterName
 
 Panel = Literal["tau_chain", "tau", "speedup"]
 PANELS: dict[Panel, str] = {
@@ -42,15 +45,32 @@ def table(result: StudyResult) -> Table:
 
 
 def sentences(result: StudyResult) -> list[str]:
-    """What the curves say."""
+    """What the curves say: what a doubling of the data brings, on average and the last time, what more would take, and how far
+    the drafters are apart."""
     told = []
     for budget in get_args(Budget):
         for drafter in result.study.drafters:
-            curve = result.curve(drafter, budget, "tau_chain")
-            if curve is not None:
-                grows = f"a chain's tau changes by {_interval(curve.per_doubling)} with every doubling of the data"
-                told.append(f"{NAMES[drafter]}, {TOLD[budget]}: {grows}; {_price(curve)}")
+            told += _growth(result, drafter, budget)
+    for budget in get_args(Budget):
+        first, *others = result.study.drafters
+        for other in others:
+            pairs = {o.size: (o, p) for o in result.of(other, budget) for p in result.of(first, budget) if o.size == p.size}
+            ahead = ", ".join(f"{size}x {_signed(difference(o.measured, p.measured))}" for size, (o, p) in pairs.items())
+            if ahead:
+                told.append(f"{NAMES[first]} over {NAMES[other]}, {TOLD[budget]}, a chain's tau on the same texts: {ahead}")
     return told
+
+
+def _growth(result: StudyResult, drafter: DrafterName, budget: Budget) -> Iterator[str]:
+    for figure, what in (("tau_chain", "a chain's tau"), ("tau", "tau of decoding")):
+        curve = result.curve(drafter, budget, figure)
+        if curve is None:
+            continue
+        grows = f"{what} changes by {_interval(curve.per_doubling)} with every doubling of the data"
+        before, last = result.of(drafter, budget)[-2:]
+        if figure == "tau_chain" and last.size == 2 * before.size:
+            grows += f", by {_signed(difference(before.measured, last.measured))} with the last"
+        yield f"{NAMES[drafter]}, {TOLD[budget]}: {grows}; {_price(curve)}"
 
 
 def plot(result: StudyResult, path: Path) -> None:
@@ -90,6 +110,10 @@ def _panel(axes: Axes, result: StudyResult, budget: Budget, figure: Panel) -> No
 
 def _interval(found: Interval) -> str:
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def _signed(found: Interval) -> str:
+    return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
 def _price(curve: Curve) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from eyas import machine
 from eyas.chat import Sample
 from eyas.data.features import Features, read_features, text_key
 from eyas.data.store import FeatureStore
@@ -166,7 +165,7 @@ def _settle(
     Raises EyasError when that run had other settings or its texts are gone.
     """
     path = out / "train.json"
-    command = shlex.join(sys.argv)
+    command = machine.command_line()
     record: dict[str, Any] = {
         "commands": [command],
         "config": config.model_dump(mode="json"),
