@@ -61,7 +61,7 @@ def test_the_commands_in_a_row(target_dir: Path, tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     assert eyas("bench", "show", report, "--markdown") == 0
     shown = capsys.readouterr().out
-    assert "| drafter | tau |" in shown and f"eyas bench --target {target_dir}" in shown
+    assert "| drafter | tau |" in shown and f"eyas bench --drafter {head} " in shown
     grid = ("bench", "--head", f"mine={head}@chain:1", "--prompts", prompts, "--limit", 2, "--temperature", "0,1", *target)
     capsys.readouterr()
     assert eyas(*grid, "--batch", 1, "--batch", 2, "--max-new-tokens", 4, "--json", tmp_path / "grid.json", "--html", page) == 0

@@ -11,6 +11,8 @@ from eyas.bench.contestants import Contestant, enter, parse_contestants
 from eyas.bench.figures import PLAIN, RaceReport
 from eyas.bench.grid import Report
 from eyas.bench.items import Item
+from eyas.bench.race import Rules
+from eyas.bench.report import condition_rows
 from eyas.bench.run import Plan, run_bench
 from eyas.decoding.engine import Engine
 from eyas.decoding.sampling import SamplingParams
@@ -190,6 +192,19 @@ def test_a_report_takes_further_races_but_no_others(head: Path, tmp_path: Path) 
     path.write_text("{}")
     with pytest.raises(EyasError, match="not a report"):
         run_bench(target, contestants(head), plan(), path=path)
+
+
+def test_rejection_sampling_races_by_its_own_draws(head: Path, tmp_path: Path) -> None:
+    path, target, rules = tmp_path / "r.json", tiny_target(), Rules(sampling="rejection", noise=0)
+    asked = plan(batches=(1,), rules=rules)
+    cold, warm = run_bench(target, contestants(head), asked, path=path).races
+    assert cold.drafters["tree"].same == "yes" and warm.drafters["tree"].same == "own draws"
+    assert warm.drafters[PLAIN].differing == 0
+    assert ("seed", "0, rejection sampling") in condition_rows(warm.conditions)
+    with pytest.raises(EyasError, match="was begun with rule rejection, not coupled"):
+        run_bench(target, contestants(head), plan(batches=(1,)), path=path)
+    with pytest.raises(EyasError, match="unknown sampling rule 'luck'"):
+        run_bench(target, contestants(head), plan(rules=Rules(sampling="luck")))
 
 
 def test_a_plan_refuses_what_cannot_be_run() -> None:

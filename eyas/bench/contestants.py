@@ -76,13 +76,15 @@ class Entrant:
     contestant: Contestant
     opened: Opened
 
-    def engine(self, *, max_rows: int, max_length: int, exact: bool = False) -> Engine | Peer:
+    def engine(self, *, max_rows: int, max_length: int, sampling: str = "coupled", exact: bool = False) -> Engine | Peer:
         """A fresh engine. Raises EyasError when the tree does not fit the drafter, the cache not the memory, and when a peer is
         not installed."""
         target, drafter = self.opened.target, self.opened.drafter
         if self.contestant.source.startswith(PEER):
             return open_peer(self.contestant.source, target, max_rows, max_length)
-        return Engine(target, drafter, tree=self.contestant.tree, max_rows=max_rows, max_length=max_length, exact=exact)
+        return Engine(
+            target, drafter, tree=self.contestant.tree, sampling=sampling, max_rows=max_rows, max_length=max_length, exact=exact
+        )
 
     @property
     def entry(self) -> Entry:

@@ -65,6 +65,7 @@ class Conditions(BaseModel):
     top_k: int
     min_p: float
     seed: int
+    rule: str = "coupled"  # by which drafts are accepted: coupled gives plain decoding's text, rejection its distribution
     max_new_tokens: int
     ignore_eos: bool = False
     batch: int
@@ -162,7 +163,7 @@ class Figures(BaseModel):
     share_other: float
     peak_mib: float
     differing: int  # answers that are not plain decoding's
-    own_noise: bool = False  # sampled otherwise than eyas does, so that other answers are no fault
+    own_noise: bool = False  # sampled otherwise than plain decoding, so that other answers are no fault
     parts: dict[str, dict[str, Part]]  # by "suite", "category", "turn" and "position"
 
     @property

@@ -38,11 +38,13 @@ class Rules:
     batch     prompts decoded together
     noise     prompts on which plain decoding runs twice, to see how much two equal runs differ
     samples   answers kept as text in the report
+    sampling  the rule by which drafts are accepted where T > 0, as `Engine` has it
     """
 
     batch: int = 1
     noise: int = 4
     samples: int = 2
+    sampling: str = "coupled"
 
 
 class Racer(Protocol):
@@ -111,6 +113,7 @@ def conditions_of(target: Target, params: SamplingParams, items: Sequence[Item],
         prompts_id=content_id([(i.suite, i.id, i.messages, i.ids, i.tools, i.sampling) for i in items if i.copy_number == 1]),
         ignore_eos=params.ignore_eos,
         batch=rules.batch,
+        rule=rules.sampling,
         prompts=sum(item.copy_number == 1 for item in items),
         repeated=sum(item.copy_number > 1 for item in items),
         machine=machine.accelerated(target.device),
@@ -272,6 +275,7 @@ class _Course:
             columns = speed_columns(by_prompt(self.again), [AGAIN, PLAIN])
             differing = sum(not row.runs[AGAIN].identical for row in self.again)
             noise = Noise(answers=len(self.again), ratio=bootstrap(columns, speed_ratio), differing=differing)
+        rejects = self.rules.sampling == "rejection"
         ordered = sorted(self.racers, key=lambda name: name != PLAIN)
         told = {name: entries.get(name, Entry(name=name, source=name)) for name in ordered}
         drafters = {
@@ -282,7 +286,7 @@ class _Course:
                 head=told[name].hash,
                 tree=str(self.racers[name].policy) if name != PLAIN else "",
                 peak_mib=self.peaks[name],
-                own_noise=told[name].source.startswith(PEER) and conditions.temperature > 0,
+                own_noise=conditions.temperature > 0 and (rejects or told[name].source.startswith(PEER)),
             )
             for name in ordered
         }

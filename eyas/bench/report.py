@@ -227,8 +227,9 @@ def condition_rows(c: Conditions, *, short: bool = False) -> list[tuple[str, str
     if c.repeated:
         prompts += f", {c.repeated} asked again to fill batches"
     length = f"{c.max_new_tokens}, EOS ignored" if c.ignore_eos else f"up to {c.max_new_tokens}"
+    seed = str(c.seed) if c.rule == "coupled" else f"{c.seed}, {c.rule} sampling"
     main = [
-        ("target", f"{c.target} ({c.fingerprint})"), ("T", f"{c.temperature:g}"), ("seed", str(c.seed)),
+        ("target", f"{c.target} ({c.fingerprint})"), ("T", f"{c.temperature:g}"), ("seed", seed),
         ("new tokens", length), ("batch", str(c.batch)), ("prompts", prompts),
         ("dtype", c.dtype), ("weights", c.weights), ("tokens", "bit-exact" if c.bit_exact else "exact up to near-ties"),
         ("template", c.template),

@@ -97,7 +97,10 @@ def _race(
 ) -> RaceReport:  # fmt: skip
     """One race, with fresh engines, so that no race depends on those before it; they are gone when it ends."""
     items, params, rules = plan.of(cell)
-    racers = {e.contestant.name: e.engine(max_rows=rules.batch, max_length=length, exact=exact) for e in entrants}
+    racers = {
+        e.contestant.name: e.engine(max_rows=rules.batch, max_length=length, sampling=rules.sampling, exact=exact)
+        for e in entrants
+    }
     entries = {e.contestant.name: e.entry for e in entrants}
     return race(target, racers, items, params, entries=entries, rules=rules, kept=kept, meter=meter)
 

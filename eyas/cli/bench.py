@@ -19,6 +19,7 @@ from eyas.bench.grid import Report
 from eyas.bench.live.asking import Elsewhere
 from eyas.bench.page import write_html
 from eyas.bench.prediction import ForwardTimes
+from eyas.bench.race import Rules
 from eyas.bench.report import markdown as as_markdown
 from eyas.bench.report import sample_text, summary, table, title
 from eyas.bench.run import Plan, run_bench
@@ -67,6 +68,12 @@ def bench(
     temperature: Annotated[
         list[str] | None, typer.Option(help="0 = greedy (default); several, commas between, race apart")
     ] = None,
+    top_p: Annotated[float, typer.Option(help="keep the likeliest tokens up to this probability")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="keep so many of the likeliest tokens; 0 = all")] = 0,
+    min_p: Annotated[float, typer.Option(help="keep tokens of at least this share of the likeliest one's probability")] = 0.0,
+    sampling: Annotated[
+        str, typer.Option(help="coupled: the same text with any drafter; rejection: only the same distribution")
+    ] = "coupled",
     seed: Annotated[int, typer.Option(help="of the sampling noise")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="per answer")] = 256,
     tree: Annotated[
@@ -110,18 +117,21 @@ def bench(
         return
     for path in (json, html, write_forward_times):
         _refuse_unwritable(path)
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, ignore_eos=sweep
+    )  # fmt: skip
     names = split_names(suite or [])
     temperatures, batches = _numbers("--temperature", temperature, float), _numbers("--batch", batch, int)
     if server:
-        if drafter or tree or batch or exact or sweep or log or len(temperatures) > 1:
+        if drafter or tree or batch or exact or sweep or log or len(temperatures) > 1 or sampling != "coupled":
             raise EyasError(
                 "with --server the server has the model and the head: give prompts and one --temperature, but no --drafter, "
-                "--tree, --batch, --exact, --sweep or --log"
+                "--tree, --batch, --sampling, --exact, --sweep or --log"
             )
         asked = gather(
             Elsewhere(), names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit
         )  # fmt: skip
-        params = SamplingParams(max_new_tokens=max_new_tokens, temperature=[*temperatures, 0.0][0], seed=seed)
+        params = replace(params, temperature=[*temperatures, 0.0][0])
         bench_server(
             server, asked, params, concurrency=concurrency, baseline=baseline, model=model, key=api_key, json=json, html=html
         )
@@ -139,8 +149,8 @@ def bench(
     elsewhere = ForwardTimes.read(forward_times) if forward_times else None
     log = log or _log_beside(contestants)
     training = read_training_log(log) if html and log else None
-    params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed, ignore_eos=sweep)
-    plan = Plan([], params, temperatures or (0.0,), batches or (BATCHES if sweep else (1,)))
+    rules = Rules(sampling=sampling)
+    plan = Plan([], params, temperatures or (0.0,), batches or (BATCHES if sweep else (1,)), rules)
     swept = _only_drafter(contestants) if sweep else None
     loaded = target.load(taps_of(contestants))
     items = gather(loaded, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
