@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eyas.bench import race as race_module
-from eyas.bench.arithmetic import bootstrap, by_position, quotient, rounds_of, speed_ratio
+from eyas.bench.arithmetic import bootstrap, by_position, figures_of, quotient, rounds_of, speed_ratio
 from eyas.bench.compare import compare, compare_races, comparison_table
 from eyas.bench.figures import PLAIN, RaceReport, Run
 from eyas.bench.grid import Report
@@ -279,6 +279,22 @@ def test_figures_follow_their_definitions(scripted: dict) -> None:
     assert report.conditions.fingerprint == tiny_target().fingerprint
     assert fast.tree == "chain:3"
     assert fast.peak_mib > 0
+
+
+def test_suites_of_several_prompts_have_intervals(scripted: dict) -> None:
+    items = [*prompts(3), Item("alone", "t", "c", ids=(7, 8))]
+    report = run(scripted, items)
+    rows = [row for row in report.rows if row.suite == "s"]
+    for row, seconds in zip(rows, (0.1, 0.2, 0.3), strict=True):
+        row.runs["fast"].decode_s, row.runs["fast"].rounds = seconds, [int(10 * seconds)] * 4
+    figures = figures_of(report.rows, "fast", source="", head="", tree="", peak_mib=1.0)
+    several, alone = figures.parts["suite"]["s"], figures.parts["suite"]["t"]
+    assert several.tau_interval == bootstrap(np.array([[4.0, 4.0], [8.0, 4.0], [12.0, 4.0]]), quotient)
+    assert several.speedup_interval is not None and several.speedup_interval.value == several.speedup
+    assert several.speedup_interval.low < several.speedup_interval.value < several.speedup_interval.high
+    assert alone.tau_interval is None and alone.speedup_interval is None and alone.speedup is not None
+    others = [part for kind in ("category", "turn", "position") for part in figures.parts[kind].values()]
+    assert not any(part.tau_interval or part.speedup_interval for part in others)
 
 
 def test_every_drafter_reads_plain_decodings_answer(scripted: dict) -> None:
