@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from eyas.bench import race as race_module
 from eyas.bench.arithmetic import bootstrap, by_position, figures_of, quotient, rounds_of, speed_ratio
@@ -297,6 +300,15 @@ def test_suites_of_several_prompts_have_intervals(scripted: dict) -> None:
     assert not any(part.tau_interval or part.speedup_interval for part in others)
 
 
+def test_categories_of_several_suites_are_not_pooled(scripted: dict) -> None:
+    named = (("humaneval", "code"), ("codesearchnet", "code"), ("codesearchnet", "python"), ("gsm8k", "gsm8k"))
+    report = run(scripted, [Item(str(i), *names, ids=(10 + i, 20)) for i, names in enumerate(named)])
+    parts = report.drafters["fast"].parts
+    assert list(parts["category"]) == ["humaneval/code", "codesearchnet/code", "codesearchnet/python", "gsm8k"]
+    alone = run(scripted, [Item("a", "mt", "writing", ids=(1, 2)), Item("b", "mt", "coding", ids=(3, 4))])
+    assert list(alone.drafters["fast"].parts["category"]) == ["writing", "coding"]
+
+
 def test_every_drafter_reads_plain_decodings_answer(scripted: dict) -> None:
     scripted["fast"].flaw = 2
     report = run(scripted, [two_turns()])
@@ -400,7 +412,7 @@ def test_report_survives_the_disk(scripted: dict, tmp_path: Path) -> None:
 def test_compare_tells_change_from_noise(scripted: dict) -> None:
     before = run(scripted, prompts(6), noise=3)
     again = compare_races(before, before)
-    assert {c.verdict for c in again.changes} == {"same"}
+    assert {c.verdict for c in again.changes if c.figure != "tokens/s"} == {"same"}
     assert not again.conditions
     scripted["fast"].per_token = 0.03
     after = run(scripted, prompts(6), noise=3)
@@ -408,8 +420,24 @@ def test_compare_tells_change_from_noise(scripted: dict) -> None:
     assert found["fast", "speed-up"].verdict == "up"
     assert found["fast", "speed-up"].ratio.value == pytest.approx(4 / 3)
     assert found["fast", "tau"].verdict == "same"
-    assert found[PLAIN, "tokens/s"].verdict == "same"
-    assert compare_races(after, before).changes[1].verdict == "down"
+    assert found["fast", "tokens/s"].ratio.value == pytest.approx(4 / 3)
+    verdicts = {(c.drafter, c.figure): c.verdict for c in compare_races(after, before).changes}
+    assert verdicts["fast", "speed-up"] == "down"
+
+
+def test_compare_gives_no_verdict_on_what_the_machine_does(scripted: dict) -> None:
+    """Everything half as fast the next day, steadily: no drafter is slower for it."""
+    before = run(scripted, prompts(6), noise=3)
+    for engine in scripted.values():
+        engine.per_token *= 2
+    found = compare_races(before, run(scripted, prompts(6), noise=3))
+    told = {(c.drafter, c.figure): (c.verdict, round(c.ratio.value, 6)) for c in found.changes}
+    assert told[PLAIN, "tokens/s"] == told["fast", "tokens/s"] == ("", 0.5)
+    assert told["fast", "speed-up"] == told["fast", "tau"] == ("same", 1.0)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_table(compare(a_report(before), a_report(before))))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"fast +tokens/s .* -\s*\n", shown) and "tokens/s has no verdict" in shown
 
 
 def test_compare_does_not_call_noise_a_change(scripted: dict) -> None:
@@ -440,7 +468,7 @@ def test_compare_pairs_the_races_of_two_grids(scripted: dict) -> None:
     wide = run(scripted, prompts(4), batch=2)
     found = compare(a_report(cold, warm), a_report(warm, wide, cold))
     assert [(one.temperature, one.batch) for one in found.races] == [(0.0, 1), (1.0, 1)]
-    assert {change.verdict for one in found.races for change in one.changes} == {"same"}
+    assert {change.verdict for one in found.races for change in one.changes} == {"same", ""}
     assert found.left_out == ["T 0, batch 2"]
     assert comparison_table(found)
     with pytest.raises(EyasError, match="first: T 1 at batch 1; second: T 0 at batch 2"):

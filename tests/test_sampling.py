@@ -20,7 +20,7 @@ from tests.kinds import KINDS, made
 from tests.tiny import tiny_target
 
 V, ROWS, DEPTH = 12, 100_000, 2
-REAL_ROWS = 30_000  # with drafters of the real kinds
+REAL_ROWS = 15_000  # with drafters of the real kinds
 HEADS = ("good", "random", "adversarial", "reduced vocabulary", "few proposals")
 TOKENS = torch.arange(8, 152, 13)  # [V] of a tiny target, three of them outside its heads' vocabulary
 
@@ -124,9 +124,11 @@ def test_the_rounds_tokens_are_distributed_as_the_targets(kind: str, top_p: bool
     first = torch.bincount(tokens[:, 0], minlength=V).float()
     assert chi_square(first, true[-1]) < 5
     assert not bool(first[true[-1] == 0].any())
-    given = int(first.argmax())
-    second = tokens[(tokens[:, 0] == given) & (tokens[:, 1] >= 0), 1]
-    if len(second) > 1000:  # its first token was drafted rightly: the second must not know how
+    further = tokens[tokens[:, 1] >= 0]  # the first was drafted rightly: the second must not know how
+    given = int(further[:, 0].mode().values) if len(further) else 0
+    second = further[further[:, 0] == given, 1]
+    assert len(second) > 1000 or kind == "adversarial"
+    if len(second) > 1000:
         assert chi_square(torch.bincount(second, minlength=V).float(), true[given]) < 5
     assert int(drafted.sum()) > 0 or kind == "adversarial"
 

@@ -161,11 +161,16 @@ def figures_of(
         own_noise=own_noise,
         parts={
             "suite": _parts(rows, name, lambda row: row.suite, intervals=True),
-            "category": _parts(rows, name, lambda row: row.category),
+            "category": _parts(rows, name, _category if len({row.suite for row in rows}) > 1 else lambda row: row.category),
             "turn": _parts(rows, name, lambda row: str(row.turn)),
             "position": by_position(runs),
         },
     )
+
+
+def _category(row: Turn) -> str:
+    """The category's name among those of several suites; a suite without categories is one itself."""
+    return row.suite if row.category == row.suite else f"{row.suite}/{row.category}"
 
 
 def _parts(rows: Sequence[Turn], name: str, key: Callable[[Turn], str], *, intervals: bool = False) -> dict[str, Part]:
