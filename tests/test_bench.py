@@ -121,7 +121,7 @@ def test_faults_of_suites_are_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(EyasError, match="no prompt"):
         read_suite(tmp_path / "empty.jsonl", target)
     with pytest.raises(EyasError, match="--suites"):
-        gather(target, ["gsm8k"])
+        gather(target, ["sum_of_all"])
     with pytest.raises(EyasError, match="--prompts"):
         gather(target, [])
     with pytest.raises(EyasError, match="twice"):
