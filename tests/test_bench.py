@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from eyas.bench import race as race_module
-from eyas.bench.arithmetic import bootstrap, by_position, quotient, rounds_of, speed_ratio
+from eyas.bench.arithmetic import bootstrap, by_position, figures_of, quotient, rounds_of, speed_ratio
 from eyas.bench.compare import compare, compare_races, comparison_table
 from eyas.bench.figures import PLAIN, RaceReport, Run
 from eyas.bench.grid import Report
@@ -118,7 +121,7 @@ def test_faults_of_suites_are_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(EyasError, match="no prompt"):
         read_suite(tmp_path / "empty.jsonl", target)
     with pytest.raises(EyasError, match="--suites"):
-        gather(target, ["gsm8k"])
+        gather(target, ["sum_of_all"])
     with pytest.raises(EyasError, match="--prompts"):
         gather(target, [])
     with pytest.raises(EyasError, match="twice"):
@@ -281,6 +284,31 @@ def test_figures_follow_their_definitions(scripted: dict) -> None:
     assert fast.peak_mib > 0
 
 
+def test_suites_of_several_prompts_have_intervals(scripted: dict) -> None:
+    items = [*prompts(3), Item("alone", "t", "c", ids=(7, 8))]
+    report = run(scripted, items)
+    rows = [row for row in report.rows if row.suite == "s"]
+    for row, seconds in zip(rows, (0.1, 0.2, 0.3), strict=True):
+        row.runs["fast"].decode_s, row.runs["fast"].rounds = seconds, [int(10 * seconds)] * 4
+    figures = figures_of(report.rows, "fast", source="", head="", tree="", peak_mib=1.0)
+    several, alone = figures.parts["suite"]["s"], figures.parts["suite"]["t"]
+    assert several.tau_interval == bootstrap(np.array([[4.0, 4.0], [8.0, 4.0], [12.0, 4.0]]), quotient)
+    assert several.speedup_interval is not None and several.speedup_interval.value == several.speedup
+    assert several.speedup_interval.low < several.speedup_interval.value < several.speedup_interval.high
+    assert alone.tau_interval is None and alone.speedup_interval is None and alone.speedup is not None
+    others = [part for kind in ("category", "turn", "position") for part in figures.parts[kind].values()]
+    assert not any(part.tau_interval or part.speedup_interval for part in others)
+
+
+def test_categories_of_several_suites_are_not_pooled(scripted: dict) -> None:
+    named = (("humaneval", "code"), ("codesearchnet", "code"), ("codesearchnet", "python"), ("gsm8k", "gsm8k"))
+    report = run(scripted, [Item(str(i), *names, ids=(10 + i, 20)) for i, names in enumerate(named)])
+    parts = report.drafters["fast"].parts
+    assert list(parts["category"]) == ["humaneval/code", "codesearchnet/code", "codesearchnet/python", "gsm8k"]
+    alone = run(scripted, [Item("a", "mt", "writing", ids=(1, 2)), Item("b", "mt", "coding", ids=(3, 4))])
+    assert list(alone.drafters["fast"].parts["category"]) == ["writing", "coding"]
+
+
 def test_every_drafter_reads_plain_decodings_answer(scripted: dict) -> None:
     scripted["fast"].flaw = 2
     report = run(scripted, [two_turns()])
@@ -384,7 +412,7 @@ def test_report_survives_the_disk(scripted: dict, tmp_path: Path) -> None:
 def test_compare_tells_change_from_noise(scripted: dict) -> None:
     before = run(scripted, prompts(6), noise=3)
     again = compare_races(before, before)
-    assert {c.verdict for c in again.changes} == {"same"}
+    assert {c.verdict for c in again.changes if c.figure != "tokens/s"} == {"same"}
     assert not again.conditions
     scripted["fast"].per_token = 0.03
     after = run(scripted, prompts(6), noise=3)
@@ -392,8 +420,24 @@ def test_compare_tells_change_from_noise(scripted: dict) -> None:
     assert found["fast", "speed-up"].verdict == "up"
     assert found["fast", "speed-up"].ratio.value == pytest.approx(4 / 3)
     assert found["fast", "tau"].verdict == "same"
-    assert found[PLAIN, "tokens/s"].verdict == "same"
-    assert compare_races(after, before).changes[1].verdict == "down"
+    assert found["fast", "tokens/s"].ratio.value == pytest.approx(4 / 3)
+    verdicts = {(c.drafter, c.figure): c.verdict for c in compare_races(after, before).changes}
+    assert verdicts["fast", "speed-up"] == "down"
+
+
+def test_compare_gives_no_verdict_on_what_the_machine_does(scripted: dict) -> None:
+    """Everything half as fast the next day, steadily: no drafter is slower for it."""
+    before = run(scripted, prompts(6), noise=3)
+    for engine in scripted.values():
+        engine.per_token *= 2
+    found = compare_races(before, run(scripted, prompts(6), noise=3))
+    told = {(c.drafter, c.figure): (c.verdict, round(c.ratio.value, 6)) for c in found.changes}
+    assert told[PLAIN, "tokens/s"] == told["fast", "tokens/s"] == ("", 0.5)
+    assert told["fast", "speed-up"] == told["fast", "tau"] == ("same", 1.0)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_table(compare(a_report(before), a_report(before))))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"fast +tokens/s .* -\s*\n", shown) and "tokens/s has no verdict" in shown
 
 
 def test_compare_does_not_call_noise_a_change(scripted: dict) -> None:
@@ -424,7 +468,7 @@ def test_compare_pairs_the_races_of_two_grids(scripted: dict) -> None:
     wide = run(scripted, prompts(4), batch=2)
     found = compare(a_report(cold, warm), a_report(warm, wide, cold))
     assert [(one.temperature, one.batch) for one in found.races] == [(0.0, 1), (1.0, 1)]
-    assert {change.verdict for one in found.races for change in one.changes} == {"same"}
+    assert {change.verdict for one in found.races for change in one.changes} == {"same", ""}
     assert found.left_out == ["T 0, batch 2"]
     assert comparison_table(found)
     with pytest.raises(EyasError, match="first: T 1 at batch 1; second: T 0 at batch 2"):

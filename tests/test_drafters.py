@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,79 +14,25 @@ from torch import Tensor
 
 from eyas.data.batches import Batch
 from eyas.data.features import read_features
-from eyas.decoding.drafters import (
-    Drafter,
-    Eagle1Drafter,
-    Eagle3Drafter,
-    JoinedDrafter,
-    LLMDrafter,
-    LookupDrafter,
-    MedusaDrafter,
-)
+from eyas.decoding.drafters import Eagle1Drafter, Eagle3Drafter, JoinedDrafter, LLMDrafter, LookupDrafter, MedusaDrafter
 from eyas.decoding.drafters.lookup import NGrams
 from eyas.decoding.drafters.opening import open_drafter, split_tree, taps_named
-from eyas.decoding.engine import Engine, Request
+from eyas.decoding.engine import Engine, Request, Result
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import EAGLE1, StaticTree
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
-from eyas.heads.eagle1 import Eagle1Head
 from eyas.heads.files import load_any_head, load_head, save_head
 from eyas.heads.head import DraftHead
-from eyas.heads.medusa import MedusaHead
-from eyas.heads.start import new_eagle1_head, new_medusa_head
-from eyas.heads.vocab import choose_vocabulary
+from eyas.heads.start import new_medusa_head
 from eyas.target import Target
 from eyas.training.unroll import loss_masks, predictions, unroll
-from tests.test_engine import COSTS, assert_same, plain, requests
+from tests.kinds import KINDS, eagle1_head, final, made, medusa_head
+from tests.test_engine import COSTS, STEERED, assert_same, coming_and_going, plain, requests, steered
 from tests.test_unroll import STEPS, random_head, some_sample
 from tests.tiny import VOCAB, save_target, tiny_target
 
-KINDS = ("lookup", "llm", "itself", "medusa", "eagle1", "eagle3+lookup", "llm+lookup")
 TREES = (TreeShape.chain(3), TreeShape(4, 3, 8), EAGLE1, None)
-
-
-def shaken(head: DraftHead, spread: float = 0.15) -> DraftHead:
-    """With weights larger than at the start of training, so that a wrong state or position shows."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * spread)
-    return head
-
-
-def final(target: Target) -> Target:
-    """The target read at its final state."""
-    return target.tapped((target.num_layers,))
-
-
-def eagle1_head(target: Target, spread: float = 0.15) -> Eagle1Head:
-    head = shaken(new_eagle1_head(target, start="random"), spread)
-    assert isinstance(head, Eagle1Head)
-    return head
-
-
-def medusa_head(target: Target, heads: int = 5, vocabulary: int = 120) -> MedusaHead:
-    head = shaken(new_medusa_head(target, choose_vocabulary(torch.zeros(VOCAB, dtype=torch.long), vocabulary), heads))
-    assert isinstance(head, MedusaHead)
-    return head
-
-
-def made(kind: str, target: Target) -> tuple[Target, Drafter]:
-    """A drafter of `kind`, and the target as it must be run for it."""
-    if kind == "lookup":
-        return target, LookupDrafter(target)
-    if kind == "llm":
-        return target, LLMDrafter(target, tiny_target("qwen3", seed=3))
-    if kind == "itself":
-        return target, LLMDrafter(target, target.tapped((0,)))
-    if kind == "medusa":
-        return final(target), MedusaDrafter(final(target), medusa_head(target))
-    if kind == "eagle1":
-        return final(target), Eagle1Drafter(final(target), eagle1_head(target))
-    if kind == "eagle3+lookup":
-        return target, JoinedDrafter(target, Eagle3Drafter(target, random_head(target)))
-    return target, JoinedDrafter(target, LLMDrafter(target, tiny_target("qwen2", seed=3)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,6 +56,66 @@ def test_rejection_sampling_with_any_drafter_repeats_itself_and_is_greedy_at_0(k
         assert_same(engine.generate(requests()), plain(target, requests()))
         warm = requests(temperature=0.9)
         assert_same(engine.generate(warm), engine.generate(warm))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", ["all", "JSON"])
+def test_penalties_bias_and_grammar_are_the_same_with_any_drafter(kind: str, way: str) -> None:
+    target = tiny_target("llama")
+    asked, want = steered(target, STEERED[way], temperature=0.9)
+    for tree, rows in ((TreeShape.chain(4), 1), (TreeShape(3, 3, 9), 3)):
+        of, drafter = made(kind, target)
+        assert_same(Engine(of, drafter, tree=tree, max_rows=rows, max_length=256).generate(asked), want)
+
+
+@cache
+def few_tokens(target: Target) -> tuple[list[Request], list[Result]]:
+    """Answers that end, in four ways, at each of their tokens 1 to 4, and of which a bias leaves two or three tokens."""
+    few = {40: 100.0, 41: 100.0, 42: 100.0}
+    asked = []
+    for place in range(1, 5):
+        usual = SamplingParams(max_new_tokens=12, temperature=1.0, seed=place, logit_bias=few)
+        ids = [5, *random.Random(place).choices((40, 41, 42, 2), k=40)]  # something for look-up to find
+        (whole,) = plain(target, [Request(ids, usual)])
+        said = [target.tokenizer.decode([token]) for token in whole.ids]
+        ways = {
+            "eos": replace(usual, min_new_tokens=place, logit_bias={40: 100.0, 41: 100.0, 2: 200.0}),
+            "length": replace(usual, max_new_tokens=place + 1),
+            "stop": replace(usual, stop=("".join(said[place - 1 : place + 1]),)),
+            "stop id": replace(usual, stop_ids=(whole.ids[place],)),
+        }
+        asked += [Request(ids, params, f"{way} {place}") for way, params in ways.items()]
+    return asked, plain(target, asked)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_ends_inside_an_accepted_block_of_any_drafter_as_it_does_plainly(kind: str) -> None:
+    """The tree holds every text of three likely tokens, so what a drafter proposes is always right (look-up's often)."""
+    target = tiny_target("llama")
+    asked, want = few_tokens(target)
+    of, drafter = made(kind, target)
+    branches = [branch for depth in (1, 2, 3) for branch in product(range(3), repeat=depth)]
+    got = Engine(of, drafter, tree=StaticTree(tuple(branches)), max_rows=4, max_length=96).generate(asked)
+    assert_same(got, want)
+    assert {result.finish for result in got} == {"eos", "length", "stop"}
+    inside = [result for result in got if result.accepted[-1]]
+    if kind == "lookup":
+        assert {result.finish for result in inside} == {"eos", "length", "stop"}
+    else:
+        assert inside == [result for result in got if (len(result.ids) - 1) % 4]  # all but each round's own token
+    assert all(result.stats.emitted == len(result.ids) - 1 for result in got)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_rows_of_any_drafter_come_go_and_are_cancelled_without_touching_others(kind: str, temperature: float) -> None:
+    target = tiny_target("llama")
+    asked = requests(6, temperature=temperature, max_new_tokens=14)
+    want = plain(target, asked)
+    of, drafter = made(kind, target)
+    engine = Engine(of, drafter, tree=TreeShape(3, 3, 6), max_rows=3, max_length=256)
+    for seed in range(3):
+        coming_and_going(engine, asked, want, random.Random(seed))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -144,19 +144,22 @@ STEERED: dict[str, dict[str, object]] = {
 }
 
 
+def steered(target: Target, params: dict[str, object], temperature: float) -> tuple[list[Request], list[Result]]:
+    """Requests under `params` but for one among them, and their plain answers, which are not those without `params`."""
+    asked, free = (requests(4, temperature=temperature, **given) for given in (params, {}))
+    asked[1] = free[1]
+    want = plain(target, asked)
+    assert [w.ids for w in want[2:]] != [f.ids for f in plain(target, free[2:])]
+    return asked, want
+
+
 @pytest.mark.parametrize("params", STEERED.values(), ids=STEERED.keys())
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_penalties_bias_and_grammar_change_the_text_alike_with_and_without_a_head(
     params: dict[str, object], temperature: float
 ) -> None:
     target = tiny_target()
-    asked = requests(4, temperature=temperature, **params)
-    asked[1] = Request(
-        asked[1].ids, SamplingParams(max_new_tokens=15, temperature=temperature, seed=1), "1"
-    )  # unlike the others
-    want = plain(target, asked)
-    free = plain(target, requests(4, temperature=temperature))
-    assert [w.ids for w in want[2:]] != [f.ids for f in free[2:]]
+    asked, want = steered(target, params, temperature)
     texts = {tuple(r.ids): [*r.ids, *w.ids] for r, w in zip(asked, want, strict=True)}
     for drafter in (Eagle3Drafter(target, random_head(target)), OracleDrafter(texts, right=True)):
         for tree, rows in ((TreeShape.chain(4), 1), (TreeShape(3, 3, 9), 3), (None, 3)):
@@ -374,16 +377,10 @@ def test_caches_hold_the_committed_tokens_but_the_last() -> None:
                 assert torch.allclose(mine, true, atol=1e-4)
 
 
-@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.9]))
-@settings(max_examples=10, deadline=None)
-def test_joining_late_and_leaving_early_changes_no_row(seed: int, temperature: float) -> None:
-    target = tiny_target("llama")
-    chance = random.Random(seed)
-    asked = requests(6, temperature=temperature, max_new_tokens=14)
-    want = plain(target, asked)
-    engine = Engine(target, Eagle3Drafter(target, random_head(target)), tree=TreeShape(3, 3, 6), max_rows=3, max_length=256)
-    waiting = chance.sample(range(6), 6)
-    cancelled = set(chance.sample(range(6), chance.randrange(3)))
+def coming_and_going(engine: Engine, asked: list[Request], want: list[Result], chance: random.Random) -> None:
+    """Submit and cancel at random while others are decoded: what is answered is what was wanted."""
+    waiting = chance.sample(range(len(asked)), len(asked))
+    cancelled = set(chance.sample(range(len(asked)), chance.randrange(3)))
     tickets: dict[int, int] = {}
     done: dict[int, Result] = {}
     while waiting or engine.busy:
@@ -398,8 +395,18 @@ def test_joining_late_and_leaving_early_changes_no_row(seed: int, temperature: f
                 done[tickets[event.ticket]] = event.result
     for number, result in done.items():
         assert_same([result], [want[number]])
-    assert set(range(6)) - cancelled <= set(done)
+    assert set(range(len(asked))) - cancelled <= set(done)
     assert not engine.busy
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.9]))
+@settings(max_examples=10, deadline=None)
+def test_joining_late_and_leaving_early_changes_no_row(seed: int, temperature: float) -> None:
+    target = tiny_target("llama")
+    asked = requests(6, temperature=temperature, max_new_tokens=14)
+    want = plain(target, asked)
+    engine = Engine(target, Eagle3Drafter(target, random_head(target)), tree=TreeShape(3, 3, 6), max_rows=3, max_length=256)
+    coming_and_going(engine, asked, want, random.Random(seed))
 
 
 @pytest.mark.parametrize("features", [False, True])

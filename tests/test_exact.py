@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,16 +14,14 @@ from eyas.bench.contestants import parse_contestants
 from eyas.bench.items import Item
 from eyas.bench.report import figure_rows, footnotes
 from eyas.bench.run import Plan, run_bench
-from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request, Result
 from eyas.decoding.exact import ROUNDING, near_ties, require_exact
 from eyas.decoding.sampling import BatchSampler, SamplingParams
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
-from eyas.heads.start import new_head
-from eyas.heads.vocab import choose_vocabulary
 from eyas.kernels.build import kernels_ready
 from eyas.target import Target
+from tests.kinds import KINDS, made
 from tests.tiny import FAMILIES, SHAPE, VOCAB, tiny_target, tiny_tokenizer
 
 needs_kernels = pytest.mark.skipif(not kernels_ready(), reason="the kernels need a C++ compiler")
@@ -66,26 +66,27 @@ def test_near_ties_of_sampled_rows_are_those_of_the_noisy_scores() -> None:
         assert near_ties(sampler, logits, torch.float32) == [False, near]
 
 
+GREEDY = SamplingParams(max_new_tokens=24, logprobs=2)
+WARM = replace(GREEDY, temperature=1.0, top_p=0.9, seed=4)
+
+
 def answers(
-    target: Target, *, exact: bool, drafted: bool = False, rows: int = 1, **params: object
+    target: Target, asked: tuple[SamplingParams, ...], *, exact: bool, kind: str = "", rows: int = 1
 ) -> tuple[Engine, list[Result]]:
-    drafter, tree = None, None
-    if drafted:
-        head = new_head(target, choose_vocabulary(torch.zeros(VOCAB, dtype=torch.long), 64))
-        drafter, tree = Eagle3Drafter(target, head, weights=target.weights), TreeShape(3, 3, 8)
-    engine = Engine(target, drafter, tree=tree, max_rows=rows, max_length=96, exact=exact)
-    asked = [Request([5 + i, 9, 30, 31, 32 + i], SamplingParams(max_new_tokens=24, logprobs=2, **params)) for i in range(4)]  # type: ignore[arg-type]
-    return engine, engine.generate(asked)
+    """Answers to a prompt for each of `asked`, drafted by a drafter of `kind` where it is given."""
+    of, drafter = made(kind, target) if kind else (target, None)
+    engine = Engine(of, drafter, tree=TreeShape(3, 3, 8) if kind else None, max_rows=rows, max_length=96, exact=exact)
+    return engine, engine.generate([Request([5 + i, 9, 30, 31, 32 + i], params) for i, params in enumerate(asked)])
 
 
 def test_near_ties_are_counted_by_the_engine() -> None:
     """Two tokens with the same row of the vocabulary projection tie whenever one of them is chosen."""
     target = target_of("llama")
-    plain, _ = answers(target, exact=False)
-    chosen = max({i for r in answers(target, exact=False)[1] for i in r.ids if i != 2})
+    plain, _ = answers(target, (GREEDY,) * 4, exact=False)
+    chosen = max({i for r in answers(target, (GREEDY,) * 4, exact=False)[1] for i in r.ids if i != 2})
     weight = target.model.get_output_embeddings().weight
     weight.data[(chosen + 1) % VOCAB] = weight.data[chosen]
-    engine, results = answers(target, exact=False)
+    engine, results = answers(target, (GREEDY,) * 4, exact=False)
     tied = sum(i in (chosen, (chosen + 1) % VOCAB) for r in results for i in r.ids)
     assert plain.stats.near_ties < tied <= engine.stats.near_ties
     assert engine.stats.near_ties == sum(r.stats.near_ties for r in results)
@@ -94,20 +95,24 @@ def test_near_ties_are_counted_by_the_engine() -> None:
 # -- exact ------------------------------------------------------------------------------------------------------------
 
 
-@needs_kernels
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 4}])
-@pytest.mark.parametrize(("family", "weights"), [("llama", "fp32"), ("qwen2", "fp16"), ("qwen3", "int8")])
-def test_exact_decoding_is_bit_equal_in_any_tree_and_batch(family: str, weights: str, params: dict[str, object]) -> None:
+@cache
+def plain_answers(family: str, weights: str) -> tuple[Target, list[Result]]:
     target = target_of(family, weights)
-    plain, want = answers(target, exact=True, **params)
+    plain, results = answers(target, (GREEDY, WARM, WARM), exact=True)
     assert plain.stats.near_ties == 0
-    for rows in (1, 3):
-        got = answers(target, exact=True, drafted=True, rows=rows, **params)[1]
-        for mine, theirs in zip(got, want, strict=True):
-            assert mine.ids == theirs.ids
-            assert mine.logprobs is not None
-            assert theirs.logprobs is not None
-            assert mine.logprobs[: len(mine.ids)] == theirs.logprobs[: len(mine.ids)]  # the very same floats
+    return target, results
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("family", "weights", "rows"), [("llama", "fp32", 3), ("qwen2", "fp16", 1), ("qwen3", "int8", 3)])
+def test_exact_decoding_is_bit_equal_with_any_drafter_and_in_any_batch(
+    family: str, weights: str, rows: int, kind: str
+) -> None:  # fmt: skip
+    target, want = plain_answers(family, weights)
+    got = answers(target, (GREEDY, WARM, WARM), exact=True, kind=kind, rows=rows)[1]
+    for mine, theirs in zip(got, want, strict=True):
+        assert (mine.ids, mine.logprobs) == (theirs.ids, theirs.logprobs)  # the very same floats
 
 
 @needs_kernels

@@ -19,7 +19,7 @@ from eyas.training.loop import Trainer
 from eyas.training.objective import Objective
 from eyas.training.recipe import train
 from eyas.training.settings import read_train_config
-from tests.test_drafters import eagle1_head, final, medusa_head
+from tests.kinds import eagle1_head, final, medusa_head
 from tests.test_training import corpus, weights_of
 from tests.test_unroll import some_texts
 from tests.tiny import VOCAB, tiny_target

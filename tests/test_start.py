@@ -19,7 +19,7 @@ from eyas.heads.vocab import choose_vocabulary
 from eyas.target import Target
 from eyas.training.config import TrainConfig
 from eyas.training.recipe import starting_head, taps_wanted, train
-from tests.test_drafters import medusa_head
+from tests.kinds import medusa_head
 from tests.test_training import CONFIG, corpus
 from tests.test_unroll import random_head
 from tests.tiny import VOCAB, save_target, tiny_target

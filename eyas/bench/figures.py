@@ -128,12 +128,15 @@ class Sample(BaseModel):
 
 
 class Part(BaseModel):
-    """A part of a race's answers or rounds; no speed-up where the part is one of rounds."""
+    """A part of a race's answers or rounds; no speed-up where the part is one of rounds. Suites of several prompts have
+    intervals."""
 
     rounds: int
     emitted: int  # tokens, by these rounds
     tau: float
+    tau_interval: Interval | None = None
     speedup: float | None = None
+    speedup_interval: Interval | None = None
 
 
 class Figures(BaseModel):

@@ -11,7 +11,8 @@ from typing import Protocol
 from eyas.bench.items import Item
 from eyas.bench.published import question_row
 from eyas.bench.request_log import is_request, read_log
-from eyas.bench.sources import find_suite, suite_name
+from eyas.bench.sources import ON_HUB, elsewhere, find_suite, suite_name
+from eyas.data.hub import is_hub
 from eyas.data.prompts import Prompt, read_prompts
 from eyas.data.rows import is_header, read_rows, report_bad
 from eyas.data.samples import held_out_split, open_responses
@@ -83,7 +84,7 @@ def gather(
 
     Raises EyasError when there are none, or a prompt's name is used twice.
     """
-    found = [read_suite(path, target, name=name) for name, path in (find_suite(name, folder) for name in names)]
+    found = [_named(name, folder, target) for name in names]
     found += [read_suite(path, target, held_out=held_out, held_out_seed=held_out_seed) for path in files]
     items = [item for suite in found for item in suite.limited(limit).items]
     if not items:
@@ -92,6 +93,16 @@ def gather(
     if doubles:
         raise EyasError(f"prompt '{doubles[0][1]}' of suite '{doubles[0][0]}' is there twice; give each file once")
     return items
+
+
+def _named(name: str, folder: Path | None, target: Known) -> Suite:
+    told, path = find_suite(name, folder)
+    try:
+        return read_suite(path, target, name=told)
+    except EyasError as error:
+        if name not in ON_HUB or not is_hub(path):
+            raise
+        raise EyasError(f"suite '{name}': {error}; {elsewhere(name)}") from error
 
 
 def _answered(path: Path, target: Known, suite: str, held_out: float | None, seed: int) -> list[Item]:

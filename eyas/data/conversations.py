@@ -25,7 +25,8 @@ ANSWER_KEYS = ("response", "completion", "answer", "output")
 def conversation(row: dict[str, Any]) -> list[Message]:
     """The messages of `row`, which is one of: OpenAI `messages`; ShareGPT `conversations` (from, value); `turns`, the
     user's turns alone; Alpaca `instruction` with `input` and `output`; `prompt`, `question`, `query` or `text`, each
-    with an answer where there is one (`response`, `completion`, `answer`, `output`).
+    with an answer where there is one (`response`, `completion`, `answer`, `output`; a text or messages, for a list of texts
+    names answers that would be right and is none).
 
     Raises EyasError that says why the row is no conversation.
     """
@@ -107,7 +108,7 @@ def _with_answer(asked: Any, row: dict[str, Any]) -> list[Message]:
     answer = next((row[key] for key in ANSWER_KEYS if row.get(key)), None)
     if isinstance(answer, str):
         messages.append({"role": "assistant", "content": answer})
-    elif isinstance(answer, list):
+    elif isinstance(answer, list) and all(isinstance(m, dict) for m in answer):
         messages.extend(answer)
     if not all(isinstance(m, dict) for m in messages):
         raise EyasError("the prompt is a list of something other than messages")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 
+from eyas.bench.arithmetic import bootstrap
 from eyas.bench.figures import Interval
 
-RESAMPLES = 2000
 STEP = 0.1  # of tau, whose price is told
 
 
@@ -27,18 +26,14 @@ class Curve(BaseModel):
 def fit(sizes: Sequence[int], counts: Sequence[Sequence[Sequence[int]]], figure: Callable[[np.ndarray], np.ndarray]) -> Curve:
     """Fit the arms of `sizes`, two or more; `figure` makes tau [...] of sums [..., C] of `counts` [arm][text][C]."""
     x = np.log2(np.array(sizes, dtype=float))  # [A]
-    every = np.array(counts, dtype=float)  # [A, N, C]
-    at_one, slope = _line(x, figure(every.sum(1)))
-    picks = np.random.default_rng(0).integers(0, every.shape[1], (RESAMPLES, every.shape[1]))
-    slopes = _line(x, figure(every[:, picks].sum(2)))[1]  # [RESAMPLES]
-    low, high = np.percentile(slopes, [2.5, 97.5])
-    factor = float(2.0 ** min(STEP / float(slope), 64.0)) if slope > 0 else float("inf")
-    told = factor if low > 0 and factor <= 1000 else None
-    return Curve(at_one=float(at_one), per_doubling=Interval(value=float(slope), low=low, high=high), factor=told)
-
-
-def _line(x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-    """Height at x = 0 and slope of the least-squares line through `y` [A, ...]."""
     centred = x - x.mean()
-    slope = np.tensordot(centred, y, 1) / (centred**2).sum()
-    return y.mean(0) - slope * x.mean(), slope
+    columns = np.concatenate(np.array(counts, dtype=float), axis=1)  # [N, A C]
+
+    def taus(sums: np.ndarray) -> np.ndarray:  # [..., A C] -> [..., A]
+        return figure(sums.reshape(*sums.shape[:-1], len(x), -1))
+
+    slope = bootstrap(columns, lambda sums: taus(sums) @ centred / (centred @ centred))
+    at_one = taus(columns.sum(0)).mean() - slope.value * x.mean()
+    factor = 2.0 ** min(STEP / slope.value, 64.0) if slope.value > 0 else float("inf")
+    told = factor if slope.low > 0 and factor <= 1000 else None
+    return Curve(at_one=float(at_one), per_doubling=slope, factor=told)
