@@ -40,11 +40,16 @@ def parse_contestants(told: Sequence[str], tree: TreeShape | StaticTree | None =
     return contestants
 
 
-def _parsed(told: str, tree: TreeShape | StaticTree | None) -> Contestant:
+def split_told(told: str) -> tuple[str, str, str | None]:
+    """Name, source and tree of `[NAME=]SOURCE[@TREE]`: "" and None for what is not named."""
     name, source = "", told
     if "=" in told and not Path(told).exists():
         name, _, source = told.partition("=")
-    source, shape = split_tree(source)
+    return name, *split_tree(source)
+
+
+def _parsed(told: str, tree: TreeShape | StaticTree | None) -> Contestant:
+    name, source, shape = split_told(told)
     if shape is not None:
         tree = parse_tree(shape)
     if not source:
