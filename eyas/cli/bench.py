@@ -46,7 +46,8 @@ def bench(
         typer.Option(
             "--drafter",
             "--head",
-            help="[NAME=]SOURCE[@TREE]: a head's folder, lookup, llm:MODEL, FOLDER+lookup, plain; repeatable",
+            help="[NAME=]SOURCE[@TREE]: a head's folder, lookup, llm:MODEL, FOLDER+lookup, plain, or peer:KIND, another "
+            "project's decoder (docs/peers.md lists them); repeatable",
         ),
     ] = None,
     suite: Annotated[
