@@ -26,7 +26,7 @@ from eyas.bench.suites import gather
 from eyas.bench.sweep import BATCHES, parse_swept, run_sweep
 from eyas.bench.sweep_table import sweep_table
 from eyas.bench.training_log import read_training_log
-from eyas.cli.bench_server import bench_server
+from eyas.cli.bench_server import bench_server, refuse_ignored
 from eyas.cli.options import TargetChoice, takes_target
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import parse_tree
@@ -114,11 +114,9 @@ def bench(
     names = split_names(suite or [])
     temperatures, batches = _numbers("--temperature", temperature, float), _numbers("--batch", batch, int)
     if server:
-        if drafter or tree or batch or exact or sweep or log or len(temperatures) > 1:
-            raise EyasError(
-                "with --server the server has the model and the head: give prompts and one --temperature, but no --drafter, "
-                "--tree, --batch, --exact, --sweep or --log"
-            )
+        refuse_ignored(ctx)
+        if len(temperatures) > 1:
+            raise EyasError("a live server is measured at one temperature; give one")
         asked = gather(
             Elsewhere(), names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit
         )  # fmt: skip
@@ -127,8 +125,8 @@ def bench(
             server, asked, params, concurrency=concurrency, baseline=baseline, model=model, key=api_key, json=json, html=html
         )
         return
-    if baseline or concurrency or model:
-        raise EyasError("--baseline, --concurrency and --model are for a live server; name it by --server")
+    if baseline or concurrency or model or api_key:
+        raise EyasError("--baseline, --concurrency, --model and --api-key are for a live server; name it by --server")
     if len(tree or []) > 1 and not sweep:
         raise EyasError(
             "several trees: give --sweep, or one drafter for each, e.g. --drafter HEAD@chain:2 --drafter HEAD@3x3x5"
