@@ -24,7 +24,8 @@ DEFINITIONS = {
     "accepted": "proposed tokens that became part of an answer",
     "time": "draft / verification by the target / rest, of the seconds after prefill",
     "prefill": "seconds spent reading prompts; not in tokens/s and speed-up",
-    "peak memory": "largest resident memory of the whole process while it ran; of a program of its own it is not known",
+    "peak memory": "largest resident memory of the whole process while it ran (on an accelerator: allocated there); "
+    "of a program of its own it is not known",
     "noise": "plain decoding against itself, interleaved like a drafter: such differences mean nothing",
 }
 

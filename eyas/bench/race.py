@@ -238,7 +238,7 @@ class _Course:
 
     def _timed(self, name: str, requests: list[Request]) -> _Finish:
         racer = self.racers[PLAIN if name == AGAIN else name]
-        memory = machine.PeakMemory()
+        memory = machine.PeakMemory(self.target.device)
         memory.restart()
         start = time.perf_counter()
         results = racer.generate(requests)

@@ -3,7 +3,6 @@ packed the weights of its model, which would not be the decoder that others run.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,6 +20,7 @@ from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats
 from eyas.loading import load_model
 from eyas.locate import locate
+from eyas.machine import clock
 from eyas.target import Target
 
 
@@ -122,7 +122,7 @@ class StockPeer:
         told = self._told(params, max(r.params.max_new_tokens for r in group), pad)
         with watched(self.model) as seen, torch.random.fork_rng(devices=[]):
             torch.manual_seed(params.seed)
-            begun = time.perf_counter()
+            begun = clock(device)
             out = self.model.generate(ids, attention_mask=mask, **told, **self.drafting)  # [B, L + new]
         return out[:, longest:].tolist(), seen, begun
 
