@@ -70,7 +70,7 @@ class Cell(BaseModel):
 
 
 class BreakEven(BaseModel):
-    """The batch up to which a tree is not slower than plain decoding at any batch; 0 = it is slower at the smallest.
+    """The batch up to which a tree is nowhere slower than plain decoding; 0 = it is slower at the smallest.
 
     Within noise the measured one may be anything from `at_least` to `at_most`.
     """

@@ -13,8 +13,8 @@ from eyas.bench.report import span
 
 RULE = (
     "predicted: tau x a forward's seconds / a round's seconds, from forwards timed alone; what a round does beside forwards is "
-    "left out; of auto the best of the other trees is predicted. Break-even: the batch up to which speculation is slower than "
-    "plain decoding at no batch, in brackets what it may be within noise"
+    "left out; of auto the best of the other trees is predicted. Break-even: up to this batch speculation is nowhere slower "
+    "than plain decoding; in brackets what it may be within noise"
 )
 
 

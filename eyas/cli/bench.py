@@ -46,7 +46,7 @@ def bench(
         typer.Option(
             "--drafter",
             "--head",
-            help="[NAME=]SOURCE[@TREE]: a head's folder, lookup, llm:MODEL, FOLDER+lookup, plain, or peer:KIND, another "
+            help="[NAME=]SOURCE\\[@TREE]: a head's folder, lookup, llm:MODEL, FOLDER+lookup, plain, or peer:KIND, another "
             "project's decoder (docs/peers.md lists them); repeatable",
         ),
     ] = None,
