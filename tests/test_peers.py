@@ -223,7 +223,8 @@ def heard(worker: Worker) -> list[str]:
 
 def test_llamacpps_rounds_are_read_from_what_it_writes(target: Target) -> None:
     worker = scripted("20 | 21 22 23 | 24 | 25 26 ")
-    peer = LlamaCppPeer(target, 64, worker)
+    peer = LlamaCppPeer(target, 64, worker, engine="llama.cpp 0.5.0")
+    assert peer.policy == "llama.cpp 0.5.0, chain:3, float32; one request at a time"
     (result,) = peer.generate([Request([5, 6, 7], SamplingParams(max_new_tokens=6), "q")])
     assert heard(worker) == ["6 5 6 7"]
     assert (result.id, result.prompt_len, result.ids) == ("q", 3, [20, 21, 22, 23, 24, 25])  # cut at the limit
@@ -246,7 +247,8 @@ def test_openvinos_rounds_are_read_from_what_it_writes(target: Target) -> None:
         json.dumps({"ids": [20, 21, 22, 23], "rounds": [1, 2, 1], "first_s": 0.25}),
         json.dumps({"ids": [20, end, 21], "rounds": [1, 2], "first_s": 0.5}),
     )
-    peer = OpenVinoPeer(target, 64, worker)
+    peer = OpenVinoPeer(target, 64, worker, "OpenVINO GenAI 2026.4.1")
+    assert peer.policy == "OpenVINO GenAI 2026.4.1, chain:3, float32; one request at a time"
     free = Request([5, 6], SamplingParams(max_new_tokens=4, ignore_eos=True, temperature=0.5, top_k=7, seed=3))
     ending = Request([7], SamplingParams(max_new_tokens=9))
     first, second = peer.generate([free, ending])

@@ -37,11 +37,12 @@ class LlamaCppPeer:
     max_length: int
     worker: Worker
     head: bool = True
+    engine: str = "llama.cpp"
     apart: bool = True
 
     @property
     def policy(self) -> str:
-        return f"llama.cpp, chain:{DRAFTS if self.head else 0}, float32; one request at a time"
+        return f"{self.engine}, chain:{DRAFTS if self.head else 0}, float32; one request at a time"
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
         return [self._answer(request) for request in requests]
@@ -64,7 +65,8 @@ class LlamaCppPeer:
 def open_llamacpp(argument: str, target: Target, rows: int, length: int) -> Peer:
     """Raises EyasError when the head is missing or llama.cpp is not installed, and says how to get it."""
     head, program = _head(argument), _program()
-    return LlamaCppPeer(target, length, Worker("llama.cpp", command(program, _target_model(target), length, head)))
+    worker = Worker("llama.cpp", command(program, _target_model(target), length, head))
+    return LlamaCppPeer(target, length, worker, engine=version())
 
 
 def _head(argument: str) -> Path:

@@ -32,11 +32,12 @@ class OpenVinoPeer:
     target: Target
     max_length: int
     worker: Worker
+    engine: str = "OpenVINO GenAI"
     apart: bool = True
 
     @property
     def policy(self) -> str:
-        return f"OpenVINO GenAI, chain:{DRAFTS}, float32; one request at a time"
+        return f"{self.engine}, chain:{DRAFTS}, float32; one request at a time"
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
         return [self._answer(request) for request in requests]
@@ -63,7 +64,7 @@ def open_openvino(argument: str, target: Target, rows: int, length: int) -> Peer
     worker = Worker("OpenVINO", [_python(exporter), "-I", program, _target_model(target, exporter), head])
     if worker.hear(b"\n").strip() != "ready":
         raise EyasError("OpenVINO's worker did not say that it is ready")
-    return OpenVinoPeer(target, length, worker)
+    return OpenVinoPeer(target, length, worker, version())
 
 
 def _head(argument: str) -> Path:
