@@ -6,6 +6,7 @@ import platform
 import resource
 import shlex
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,20 +39,35 @@ def command_line() -> str:
     return shlex.join([called, *told])
 
 
+def clock(device: torch.device) -> float:
+    """The time in seconds when `device` has done what it was told: an accelerator's kernels are queued, not waited for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 class PeakMemory:
-    """The process's largest resident memory, in MiB, since `restart`.
+    """The process's largest resident memory, in MiB, since `restart`; on an accelerator the most that was allocated there.
 
     Linux forgets its high-water mark on request, which makes the figure one of a single run; elsewhere it is the
     process's largest so far.
     """
 
+    def __init__(self, device: torch.device = torch.device("cpu")) -> None:
+        self._device = device
+
     def restart(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            return
         try:
             Path("/proc/self/clear_refs").write_text("5")  # 5 = reset VmHWM (Linux, proc(5))
         except OSError:
             return
 
     def read(self) -> float:
+        if self._device.type == "cuda":
+            return float(torch.cuda.max_memory_allocated(self._device) / 2**20)
         try:
             status = Path("/proc/self/status").read_text()
         except OSError:

@@ -117,6 +117,7 @@ def test_every_command_that_loads_a_target_takes_the_same_options(target_dir: Pa
         assert eyas(*command, "--help") == 0
         told = capsys.readouterr().out
         assert all(f"--{name}" in told for name in ("target", "weights", "dtype", "device", "taps")), command
+        assert ("SOURCE[@TREE]" in told) == (command in (["generate"], ["bench"])), command  # brackets are no markup
     how = ("--target", target_dir, "--taps", "1,4,6", "--dtype", "bfloat16", "--device", "cpu", "--max-new-tokens", 2)
     assert eyas("generate", "hello", *how) == 0
     assert TargetChoice("x", weights="fp16", taps="1,2,3").arguments() == [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from dataclasses import replace
 
 import httpx2
 import numpy as np
@@ -63,7 +64,7 @@ def level(
 ) -> Level:
     """Answers that begin after 0.5 s and then take `token_s` a token."""
     told = [
-        Answer(prompt=f"p{n}", prompt_tokens=5, tokens=tokens, first_s=0.5, seconds=0.5 + token_s * (tokens - 1))
+        Answer(prompt=f"s/p{n}/1", prompt_tokens=5, tokens=tokens, first_s=0.5, seconds=0.5 + token_s * (tokens - 1))
         for n in range(answers)
     ]
     return Level(concurrency=concurrency, most_in_flight=concurrency, seconds=1, answers=told, acceptance=acceptance)
@@ -145,21 +146,22 @@ def test_counters_are_summed_over_engines_and_told_from_another_models():
 
 def test_what_sglang_tells_and_what_is_missing():
     gauge = 'sglang:spec_accept_length{model_name="toy"} 2.5\n'
-    info = json.dumps({"internal_states": [{"avg_spec_accept_length": 1.75}]})
+    info = json.dumps({"internal_states": [{"avg_spec_accept_length": 1.75}], "speculative_num_steps": 3})
     cases = [
-        ({"/metrics": lambda: gauge}, 2.5, ""),
-        ({"/get_server_info": lambda: info}, 1.75, "since its start"),
-        ({"/metrics": lambda: "up 1\n", "/server_info": lambda: info}, 1.75, "since its start"),
-        ({}, None, "no /metrics .HTTP 404"),
-        ({"/metrics": lambda: "up 1\n"}, None, "does not draft, or does not say"),
-        ({"/metrics": lambda: "<html>busy"}, None, "cannot be read"),
-        ({"/metrics": lambda: gauge.replace("2.5", "0.0"), "/server_info": lambda: "[]"}, None, "nothing has been drafted"),
+        ({"/metrics": lambda: gauge}, 2.5, 0, "^$"),
+        ({"/metrics": lambda: gauge, "/server_info": lambda: info}, 2.5, 3, "^$"),
+        ({"/get_server_info": lambda: info}, 1.75, 3, "since its start"),
+        ({"/metrics": lambda: "up 1\n", "/server_info": lambda: info}, 1.75, 3, "since its start"),
+        ({}, None, 0, "no /metrics .HTTP 404"),
+        ({"/metrics": lambda: "up 1\n"}, None, 0, "does not draft, or does not say"),
+        ({"/metrics": lambda: "<html>busy"}, None, 0, "cannot be read"),
+        ({"/metrics": lambda: gauge.replace("2.5", "0.0"), "/server_info": lambda: "[]"}, None, 0, "nothing has been drafted"),
     ]
     http = httpx2.Client()
-    for pages, length, remark in cases:
+    for pages, length, steps, remark in cases:
         with fake(pages=pages).running() as url:
             read = metrics.read(http, Connection(url), "toy")
-        assert read.length == length and re.search(remark, read.remark), pages
+        assert (read.length, read.steps) == (length, steps) and re.search(remark, read.remark), pages
         assert "\n" not in read.remark
 
 
@@ -180,6 +182,80 @@ def test_advice_by_hand():
     no_positions = Side(url="x", model="m", levels=[level(1, 0.01, acceptance=Acceptance(length=2))])
     assert advice.tokens_per_round(no_positions) == []
     assert advice.advise([(drafting[0], level(1, 0.01))], []) == []
+
+
+@pytest.mark.parametrize(("chance", "steps"), [(0.6, 1), (0.35, 3), (0.9, 5), (1.0, 4)])
+def test_a_mean_acceptance_length_is_taken_for_one_chance_at_all_depths(chance: float, steps: int):
+    length = sum(chance**k for k in range(steps + 1))
+    assert advice.even_chance(length, steps) == pytest.approx(chance)
+    assert advice.even_chance(1.0, steps) == 0 and advice.even_chance(steps + 2.0, steps) == 1
+    server = Side(
+        url="x", model="m", levels=[level(n, 0.01, acceptance=Acceptance(length=length, steps=steps)) for n in (1, 2)]
+    )
+    assert advice.estimated(server)
+    assert advice.tokens_per_round(server) == pytest.approx([sum(chance**k for k in range(n + 1)) for n in range(steps + 1)])
+
+
+def test_sglang_gets_advice_that_says_what_it_is_estimated_from():
+    info = json.dumps({"internal_states": [{"avg_spec_accept_length": 1.75}], "speculative_num_steps": 2})
+    for pages, told in (
+        (
+            {"/server_info": lambda: info},
+            "tokens a round: 1.50 with 1, 1.75 with 2 draft steps, estimated from the",
+        ),
+        ({"/metrics": lambda: "sglang:spec_accept_length 1.75\n"}, "advice: none, for the server tells neither its acceptance"),
+    ):
+        with fake().running() as plain_url, fake(pages=pages).running() as url:
+            report = measure_server(url, ITEMS, GREEDY, [1], baseline=plain_url)
+        assert any(line.startswith(told) for line in footnotes(report)), footnotes(report)
+        assert len(report.advice) == (1 if report.tokens_per_round else 0)
+
+
+def test_what_a_logged_request_asks_for_is_sent():
+    asked = {
+        "top_k": 9, "stop": ("\n\n",), "stop_ids": (7, 8), "min_new_tokens": 30, "repetition_penalty": 1.1,
+        "presence_penalty": 0.5, "frequency_penalty": -0.25, "logit_bias": {12: -100.0},
+    }  # fmt: skip
+    tool = {"type": "function", "function": {"name": "now", "parameters": {}}}
+    item = replace(ITEMS[0], sampling=asked, tools=(tool,))
+    server = fake()
+    with server.running() as url:
+        report = measure_server(url, [item], GREEDY, [1])
+    few, body = server.asked
+    sent = {
+        "top_k": 9, "stop": ["\n\n"], "stop_token_ids": [7, 8], "min_tokens": 30, "repetition_penalty": 1.1,
+        "presence_penalty": 0.5, "frequency_penalty": -0.25, "logit_bias": {"12": -100.0}, "tools": [tool],
+    }  # fmt: skip
+    assert {name: body[name] for name in sent} == sent
+    assert few["min_tokens"] == few["max_tokens"] == run.WARM_UP_TOKENS  # never more than the most
+    line = next(line for line in footnotes(report) if "which OpenAI's API lacks" in line)
+    assert line.startswith("asked for by min_tokens, repetition_penalty, stop_token_ids, top_k, which")
+    plain = run.conditions_of([ITEMS[0]], GREEDY)
+    assert plain.beyond_openai == []
+    others = [replace(ITEMS[0], sampling={"top_p": 0.5}), replace(ITEMS[0], tools=(tool,))]
+    assert len({plain.digest, *(run.conditions_of([other], GREEDY).digest for other in others)}) == 3
+
+
+def test_prompts_are_asked_again_where_more_are_wanted_at_a_time():
+    server = fake()
+    with server.running() as url:
+        report = measure_server(url, ITEMS[:3], GREEDY, [2, 8])
+    assert [found.asked for found in report.server.levels] == [4, 8] and len(server.asked) == 8 + 4 + 8
+    assert {a.prompt for a in report.server.levels[1].answers} == {f"toy/q{n % 3}/{1 + n // 3}" for n in range(8)}
+    assert "server, 8 at a time: 5 of 8 requests ask a prompt again" in footnotes(report)
+
+
+def test_answers_to_a_prompt_asked_again_are_resampled_together():
+    """Two prompts asked twice each are two rows: their interval is that of the two prompts asked once."""
+    once, again = level(1, 0.01, answers=2), level(2, 0.01, answers=4)
+    for found in (once, again):
+        for n, answer in enumerate(found.answers):
+            answer.prompt, answer.seconds = f"s/p{n % 2}/{1 + n // 2}", answer.seconds * (1 + n % 2)
+    base = [level(1, 0.01, answers=2), level(2, 0.01, answers=4)]
+    for found in base:
+        for n, answer in enumerate(found.answers):
+            answer.prompt = f"s/p{n % 2}/{1 + n // 2}"
+    assert speedup(again, base[1]) == speedup(once, base[0])
 
 
 def test_a_speed_up_has_an_interval_over_the_prompts_that_both_answered():
@@ -257,13 +333,11 @@ def test_what_is_wrong_is_told_in_one_line():
         assert measure_server(url, ITEMS, GREEDY, [1], key="secret").server.levels
     with fake(counts_tokens=False).running() as url, pytest.raises(EyasError, match="does not count tokens"):
         measure_server(url, ITEMS, GREEDY, [1])
-    with pytest.raises(EyasError, match="8 requests at a time need as many prompts, there are 6"):
-        levels_of("1,8", 6)
     with pytest.raises(EyasError, match="numbers with commas between"):
         levels_of("1,x", 6)
     with pytest.raises(EyasError, match="at least one request"):
         levels_of("0,1", 6)
-    assert levels_of("4,1,4", 6) == [1, 4] and levels_of(None, 6) == [1, 2, 4]
+    assert levels_of("4,1,8", 6) == [1, 4, 8] and levels_of(None, 6) == [1, 2, 4]
 
 
 def test_ready_made_tokens_are_sent_as_tokens():
@@ -300,5 +374,16 @@ def test_the_command(tmp_path, capsys):
     assert table(report)
     with pytest.raises(EyasError, match="name it by --server"):
         app(["bench", "--concurrency", "1"], standalone_mode=False)
-    with pytest.raises(EyasError, match="no --drafter"):
-        app(["bench", "--server", url, "--exact"], standalone_mode=False)
+    for told, why in (
+        (
+            ["--exact", "--target", "x", "--fresh", "--forward-times", "f"],
+            "leave out --exact, --forward-times, --fresh, --target$",
+        ),
+        (["--weights", "fp16"], "leave out --weights"),
+        (["--head", "h"], "leave out --drafter"),
+        (["--temperature", "0,1"], "at one temperature"),
+    ):
+        with pytest.raises(EyasError, match=why):
+            app(["bench", "--server", url, *told], standalone_mode=False)
+    with pytest.raises(EyasError, match="--api-key are for a live server"):
+        app(["bench", "--api-key", "k"], standalone_mode=False)

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
+from eyas.bench.arithmetic import rounds_of
+from eyas.bench.contestants import Contestant, enter
 from eyas.bench.figures import PLAIN, Entry
 from eyas.bench.grid import Report
 from eyas.bench.items import Item
 from eyas.bench.peers import open_peer, stock
+from eyas.bench.peers.llamacpp import LlamaCppPeer
+from eyas.bench.peers.openvino import OpenVinoPeer
 from eyas.bench.peers.peer import counted, result_of
+from eyas.bench.peers.watch import Forward
 from eyas.bench.peers.worker import Worker
 from eyas.bench.race import Rules, race
 from eyas.bench.report import figure_rows
+from eyas.bench.run import Plan, run_bench
 from eyas.cli.app import app
 from eyas.decoding.engine import Engine, Request
 from eyas.decoding.sampling import SamplingParams
@@ -104,7 +115,7 @@ def test_sampling_has_its_own_noise_and_is_reproducible(target: Target) -> None:
         )
         other = [r.ids for r in peer.generate(requests(temperature=1.0, top_k=50, top_p=0.9, seed=6))]
         assert first == again != other
-    with pytest.raises(EyasError, match="does not take repetition_penalty"):
+    with pytest.raises(EyasError, match=r"does not take repetition_penalty 1\.2 as eyas does"):
         peer.generate(requests(repetition_penalty=1.2))
 
 
@@ -148,6 +159,31 @@ def test_rounds_are_read_as_ours_are(target: Target) -> None:
     assert stats.by_depth_accepted == [2, 1, 0, 0]
 
 
+def test_what_the_prompts_forward_accepts_is_a_round_whose_verification_is_decoding(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of 8 tokens is read with 2 drafts in 10 s; all 3 tokens it can bring come. The assistant read the prompt in
+    0.5 s and drafted for 0.25 s before it, and for 0.25 s after it."""
+    peer = open_peer("peer:lookup:2", target, 1, 128)
+    drafts = [Forward(8, 0, 0.0, 0.5), Forward(1, 8, 0.5, 0.75), Forward(1, 10, 11.5, 11.75)]
+    seen = [Forward(10, 0, 1.0, 11.0), Forward(3, 10, 12.0, 14.0)]
+
+    @contextmanager
+    def watched(_: object) -> Iterator[list[Forward]]:
+        yield drafts
+
+    monkeypatch.setattr(stock, "watched", watched)
+    monkeypatch.setattr(peer, "_run", lambda group: ([[20, 21, 22, 23, 24]], seen, 0.0))
+    (result,) = peer.generate([Request(list(range(3, 11)), SamplingParams(max_new_tokens=5, ignore_eos=True))])
+    stats = result.stats
+    assert result.accepted == [True, True, False, True, False]
+    assert stats.prefill_s == pytest.approx(11.0 - 10.0 * 2 / 10 - 0.25)
+    assert stats.verify_s == pytest.approx(10.0 * 2 / 10 + 2.0) and stats.draft_s == pytest.approx(0.5)
+    assert (stats.target_forwards, stats.drafted, stats.accepted) == (2, 4, 3)
+    assert (stats.rounds, stats.emitted) == (2, 4)  # the first token is prefill's, as everywhere
+    assert rounds_of(result.accepted) == [2, 2]
+
+
 def test_what_is_missing_is_told_in_one_line(target: Target, sibling: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("EYAS_LLAMACPP_HOME", str(tmp_path / "nothing"))
     monkeypatch.setenv("EYAS_OPTIMUM_CLI", str(tmp_path / "nothing"))
@@ -168,6 +204,119 @@ def test_what_is_missing_is_told_in_one_line(target: Target, sibling: Path, tmp_
         with pytest.raises(EyasError, match=told) as raised:
             open_peer(source, target, 1, 128)
         assert "\n" not in str(raised.value)
+
+
+def scripted(*lines: str) -> Worker:
+    """A program that shows `lines` one by one, each for a line that it is told, and what it was told behind the last."""
+    script = (
+        "import sys\nheard = []\n"
+        f"for line in {list(lines)!r}:\n heard.append(input())\n print(line, flush=True)\n"
+        "input()\nprint(heard, flush=True)"
+    )
+    return Worker("it", [sys.executable, "-c", script])
+
+
+def heard(worker: Worker) -> list[str]:
+    worker.say("")
+    return list(ast.literal_eval(worker.hear(b"\n")))
+
+
+def test_llamacpps_rounds_are_read_from_what_it_writes(target: Target) -> None:
+    worker = scripted("20 | 21 22 23 | 24 | 25 26 ")
+    peer = LlamaCppPeer(target, 64, worker, engine="llama.cpp 0.5.0")
+    assert peer.policy == "llama.cpp 0.5.0, chain:3, float32; one request at a time"
+    (result,) = peer.generate([Request([5, 6, 7], SamplingParams(max_new_tokens=6), "q")])
+    assert heard(worker) == ["6 5 6 7"]
+    assert (result.id, result.prompt_len, result.ids) == ("q", 3, [20, 21, 22, 23, 24, 25])  # cut at the limit
+    assert result.accepted == [False, True, True, False, False, True] and result.finish == "length"
+    stats = result.stats
+    assert (stats.target_forwards, stats.rounds, stats.drafted, stats.accepted) == (4, 3, 9, 3)
+    assert stats.prefill_s > 0 and stats.verify_s == stats.draft_s == 0  # which it does not tell
+    (plain,) = LlamaCppPeer(target, 64, scripted("20 | 21 | 22 "), head=False).generate(
+        [Request([5], SamplingParams(max_new_tokens=9))]
+    )
+    assert plain.ids == [20, 21, 22] and plain.stats.drafted == 0 and plain.stats.tau == 1
+    for params in (SamplingParams(temperature=1.0), SamplingParams(ignore_eos=True)):
+        with pytest.raises(EyasError, match=r"peer:llamacpp does not take (temperature 1\.0|ignore_eos True) as eyas does"):
+            peer.generate([Request([5], params)])
+
+
+def test_openvinos_rounds_are_read_from_what_it_writes(target: Target) -> None:
+    end = min(target.eos_ids)
+    worker = scripted(
+        json.dumps({"ids": [20, 21, 22, 23], "rounds": [1, 2, 1], "first_s": 0.25}),
+        json.dumps({"ids": [20, end, 21], "rounds": [1, 2], "first_s": 0.5}),
+    )
+    peer = OpenVinoPeer(target, 64, worker, "OpenVINO GenAI 2026.4.1")
+    assert peer.policy == "OpenVINO GenAI 2026.4.1, chain:3, float32; one request at a time"
+    free = Request([5, 6], SamplingParams(max_new_tokens=4, ignore_eos=True, temperature=0.5, top_k=7, seed=3))
+    ending = Request([7], SamplingParams(max_new_tokens=9))
+    first, second = peer.generate([free, ending])
+    jobs = [json.loads(line) for line in heard(worker)]
+    assert jobs[0] == {
+        "ids": [5, 6], "new": 4, "eos": [], "draft": 3, "temperature": 0.5, "top_p": 1.0, "top_k": 7, "seed": 3
+    }  # fmt: skip
+    assert jobs[1]["eos"] == sorted(target.eos_ids) and jobs[1]["temperature"] == 0
+    assert first.ids == [20, 21, 22, 23] and first.accepted == [False, True, False, False] and first.finish == "length"
+    assert (first.stats.prefill_s, first.stats.rounds, first.stats.drafted, first.stats.accepted) == (0.25, 2, 6, 1)
+    assert second.ids == [20, end] and second.finish == "eos" and second.accepted == [False, True]
+    with pytest.raises(EyasError, match=r"peer:openvino does not take min_p 0\.1 as eyas does"):
+        peer.generate([replace(free, params=SamplingParams(temperature=1.0, min_p=0.1))])
+
+
+def test_memory_of_a_program_of_its_own_is_not_ours(target: Target) -> None:
+    item = Item("q", "toy", "toy", ids=(5, 6, 7))
+    racers = {PLAIN: Engine(target, max_length=64), "llamacpp": LlamaCppPeer(target, 64, scripted("20 | 21 ", "20 | 21 "))}
+    entries = {"llamacpp": Entry(name="llamacpp", source="peer:llamacpp:x")}
+    report = race(target, racers, [item], SamplingParams(max_new_tokens=4), entries=entries, rules=Rules(noise=0))
+    assert report.drafters[PLAIN].peak_mib > 0 and report.drafters["llamacpp"].peak_mib == 0
+    assert dict(figure_rows(report))["peak memory"][1] == "-"
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp and OpenVINO as far as their versions can be read, and heads for them in `folder`."""
+    (folder / "lib").mkdir()
+    for name in ("lib/chain", "lib/libllama.v0.5.0.so", "optimum-cli", "head.gguf", "openvino_model.xml"):
+        (folder / name).write_text(name)
+    (folder / "python").write_text("#!/bin/sh\necho 2026.4.1\n")
+    (folder / "python").chmod(0o755)
+    monkeypatch.setenv("EYAS_LLAMACPP_HOME", str(folder))
+    monkeypatch.setenv("EYAS_OPTIMUM_CLI", str(folder / "optimum-cli"))
+
+
+def test_an_entry_names_the_engine_and_the_weights_that_it_drafts_with(
+    target: Target, sibling: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch)
+
+    def entry(source: str) -> Entry:
+        return enter(Contestant("x", source), target).entry
+
+    heads = {"llamacpp": ("head.gguf", "llama.cpp 0.5.0"), "openvino": ("openvino_model.bin", "OpenVINO GenAI 2026.4.1")}
+    for kind, (file, engine) in heads.items():
+        before = entry(f"peer:{kind}:{tmp_path}")
+        assert len(before.hash) == 12 and before.engine == engine and engine in str(before)
+        (tmp_path / file).write_text("trained further")
+        assert entry(f"peer:{kind}:{tmp_path}").hash != before.hash
+    assert entry("peer:lookup") == Entry(name="x", source="peer:lookup", engine=f"transformers {transformers.__version__}")
+    assert len(entry(f"peer:assisted:{sibling}").hash) == 12
+    with pytest.raises(EyasError, match="no peer 'peer:other'"):
+        entry("peer:other")
+
+
+def test_what_a_peer_cannot_do_is_said_before_the_first_race(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch)
+    monkeypatch.setattr("eyas.bench.run.race", lambda *_, **__: pytest.fail("raced"))
+    calm, stern = Item("calm", "log", "log", ids=(5, 6)), Item("stern", "log", "log", ids=(5, 6), sampling={"stop": ("x",)})
+    contestants = [Contestant(PLAIN, PLAIN), Contestant("llamacpp", f"peer:llamacpp:{tmp_path}")]
+    with pytest.raises(EyasError, match=r"does not take temperature 1\.0 as eyas does; leave it out of a race against it"):
+        run_bench(target, contestants, Plan([calm], SamplingParams(), (0.0, 1.0)))
+    for source in (f"peer:llamacpp:{tmp_path}", "peer:lookup", "peer:generate", f"peer:openvino:{tmp_path}"):
+        contestants = [Contestant(PLAIN, PLAIN), Contestant("it", source)]
+        with pytest.raises(EyasError, match=r"prompt 'stern' of suite 'log': peer:.* does not take stop \('x',\)"):
+            run_bench(target, contestants, Plan([calm, stern], SamplingParams()))
 
 
 def test_a_worker_that_ends_says_why() -> None:

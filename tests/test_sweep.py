@@ -9,20 +9,34 @@ import torch
 from rich.console import Console
 
 from eyas.bench.contestants import Contestant
-from eyas.bench.figures import PLAIN, RaceReport
+from eyas.bench.figures import PLAIN, Interval, RaceReport
 from eyas.bench.grid import Report
 from eyas.bench.items import Item
 from eyas.bench.page import html
-from eyas.bench.prediction import ForwardTimes, break_even, level_widths, pays_up_to, round_seconds, speedup
+from eyas.bench.prediction import (
+    BreakEven,
+    ForwardTimes,
+    beyond_timed,
+    break_even,
+    differences,
+    level_widths,
+    may_be,
+    pays_up_to,
+    round_seconds,
+    speedup,
+)
 from eyas.bench.run import Plan
-from eyas.bench.sweep import run_sweep, sweep_table, tree_contestants
+from eyas.bench.sweep import TREES, default_trees, parse_swept, run_sweep, tree_contestants
+from eyas.bench.sweep_table import sweep_table
+from eyas.cli.app import app
 from eyas.decoding.costs import Costs
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import EAGLE1
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
-from eyas.heads.files import save_head
+from eyas.heads.files import head_hash, save_head
 from eyas.heads.start import new_head
+from tests.test_drafters import final, medusa_head
 from tests.tiny import tiny_target
 
 # By rows and tokens per row: flat at one row, linear in the tokens at four.
@@ -52,10 +66,44 @@ def test_a_prediction_is_tau_times_forward_over_round() -> None:
 def test_the_break_even_batch_is_the_largest_that_pays() -> None:
     assert pays_up_to([1, 2, 4], [1.2, 1.0, 0.9]) == 2
     assert pays_up_to([1, 2, 4], [0.9, 0.8, 0.7]) == 0
+    assert pays_up_to([1, 2, 32], [0.9, 0.8, 1.01]) == 0  # what pays again later is no end of what pays
+    assert pays_up_to([1, 2, 4, 8], [1.3, 1.1, 0.9, 1.1]) == 2
     # chain:1 at tau 1.65: 1 row 16.5 / 11, 2 rows 1.65 x 32/3 / (46/3) = 1.15, 3 rows 1.65 x 34/3 / (59/3) = 0.95
     assert break_even(COSTS, TreeShape.chain(1), 1.65) == 2
     assert break_even(COSTS, TreeShape(3, 3, 5), 1.65) == 0
     assert break_even(COSTS, TreeShape.chain(1), 4.0) == 4  # as far as forwards were timed
+
+
+def test_within_noise_the_break_even_batch_is_a_range() -> None:
+    """Speed-ups 1.2, 1.02, 0.97 where differences up to 5 % are noise: sure up to 1, possible up to 4."""
+    found = [Interval(value=v, low=v - 0.01, high=v + 0.01) for v in (1.2, 1.02, 0.97, 0.8)]
+    least, most = zip(*(may_be(one, 0.05) for one in found), strict=True)
+    assert may_be(found[0], 0.0) == (1.19, 1.21) and least[1] == pytest.approx(0.97)
+    batches = [1, 2, 4, 8]
+    assert (pays_up_to(batches, least), pays_up_to(batches, most)) == (1, 4)
+    even = BreakEven(tree="t", measured=2, predicted=2, at_least=1, at_most=4)
+    assert even.span == "2 (1 to 4)" and even.model_copy(update={"at_least": 0}).span == "2 (none to 4)"
+    assert BreakEven(tree="t", measured=0, predicted=0, at_least=0, at_most=0).span == "none"
+    assert BreakEven(tree="t", measured=2, predicted=2).span == "2"  # of an older report
+
+
+def test_what_is_predicted_beyond_the_forwards_timed_is_told() -> None:
+    trees = {"chain:1": TreeShape.chain(1), "3x3x5": TreeShape(3, 3, 5), "2x4x8": TreeShape(2, 4, 8), "auto": None}
+    assert list(beyond_timed(COSTS, trees, [1, 2, 4, 8])) == [
+        "levels of 2x4x8 (timed: up to 3 nodes)",
+        "forwards of 2x4x8 at batch 1 (timed: up to 6 tokens a row)",
+        "forwards of 2x4x8 at batch 2 (timed: up to 6 tokens a row)",
+        "forwards of 2x4x8 at batch 4 (timed: up to 6 tokens a row)",
+        "batch 8 (timed: up to 4)",
+    ]
+    assert not list(beyond_timed(COSTS, {"chain:1": TreeShape.chain(1), "auto": None}, [1, 4]))
+
+
+def test_times_of_other_weights_or_another_drafter_are_told() -> None:
+    here = ForwardTimes(machine="m", threads=2, fingerprint="f", weights="fp16", drafter="d", costs=COSTS)
+    assert not list(differences(here, here.model_copy(update={"machine": "n", "threads": 9})))
+    packed, drafter = differences(here, here.model_copy(update={"weights": "int8", "drafter": "e"}))
+    assert "int8 weights, not with fp16" in packed and "drafter e, not with d" in drafter
 
 
 def test_forward_times_survive_the_disk_and_nothing_else_is_taken_for_them(tmp_path: Path) -> None:
@@ -85,12 +133,19 @@ def test_a_sweep_races_every_tree_and_predicts_the_same(tmp_path: Path, monkeypa
     drafter = Contestant("head", str(tmp_path / "head"))
     params = SamplingParams(max_new_tokens=8, ignore_eos=True)
     plan = Plan([Item("p", "s", "c", ids=(10, 20))], params, batches=(1, 2))
-    other = ForwardTimes(machine="a far one", threads=1, fingerprint="f", weights="fp16", drafter="d", costs=COSTS)
+    target = tiny_target()
+    other = ForwardTimes(
+        machine="a far one", threads=1, fingerprint=target.fingerprint, weights="fp16", drafter="d", costs=COSTS
+    )
     path = tmp_path / "r.json"
-    report = run_sweep(tiny_target(), drafter, ["chain:1", "2x2x3", "auto"], plan, path=path, elsewhere=other)
+    with pytest.raises(EyasError, match=rf"times are those of another target \(f, this is {target.fingerprint}\)"):
+        run_sweep(target, drafter, None, plan, path=path, elsewhere=other.model_copy(update={"fingerprint": "f"}))
+    assert not path.exists()
+    report = run_sweep(target, drafter, ["chain:1", "2x2x3", "auto"], plan, path=path, elsewhere=other)
     assert Report.read(path) == report
     assert report.sweep is not None
     found = report.sweep
+    assert found.here.drafter == head_hash(tmp_path / "head")
     assert (found.trees, found.batches) == (["chain:1", "2x2x3", "auto"], [1, 2])
     assert [len(race.rows) for race in report.races] == [1, 2]  # the one prompt fills the batch of two
     assert all(figures.identical for race in report.races for figures in race.speculative.values())
@@ -107,12 +162,38 @@ def test_a_sweep_races_every_tree_and_predicts_the_same(tmp_path: Path, monkeypa
     far = found.predicted_elsewhere["chain:1"]
     assert far[1] == pytest.approx(taus["chain:1"] * 10 / 11) and list(far) == [1, 2, 4]
     assert evens["chain:1"].elsewhere == break_even(COSTS, TreeShape.chain(1), taus["chain:1"])
+    assert found.plain_elsewhere == {1: pytest.approx(1 / 10), 2: pytest.approx(2 / (10 + 2 / 3)), 4: pytest.approx(4 / 12)}
+    told = "\n".join(found.notes)
+    assert "timed with fp16 weights, not with stock" in told and "drafter d" in told
     console = Console(width=160, record=True, file=(tmp_path / "shown").open("w"))
     console.print(sweep_table(found))
     shown = console.export_text()
     assert "break-even batch" in shown and "a far one" in shown and "2x2x3" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["batch", "plain", "tokens/s", "chain:1", "2x2x3", "auto"] in rows
+    ratios = [f"{found.predicted_elsewhere[tree][4]:.2f}x" for tree in found.trees]
+    assert ["4", "0.3", *ratios] in rows
+    assert "not with stock" in shown
     text = html(report)
-    assert "Break-even batch" in text and "a far one" in text and text.count("<svg") >= 2
+    assert "Break-even batch" in text and "Predicted on a far one" in text and text.count("<svg") >= 2
+    assert "not with stock" in text and f"{found.predicted_elsewhere['2x2x3'][4]:.2f}&times;" in text
+
+
+def test_the_usual_trees_are_those_that_the_drafter_is_deep_enough_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert default_trees(None) == list(TREES) and default_trees(4) == [tree for tree in TREES if tree != "5x5x16"]
+    monkeypatch.setattr("eyas.decoding.costs.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("eyas.bench.race.WARM_UP_TOKENS", 2)
+    target = tiny_target()
+    save_head(medusa_head(final(target), heads=2), tmp_path / "medusa")
+    medusa = Contestant("medusa", str(tmp_path / "medusa"))
+    plan = Plan([Item("p", "s", "c", ids=(10, 20))], SamplingParams(max_new_tokens=4, ignore_eos=True))
+    found = run_sweep(target, medusa, None, plan).sweep
+    assert found is not None and found.trees == ["chain:1", "2x2x3", "auto"]
+    assert "3x3x5, 4x4x8, 5x5x16, deeper than the drafter's 2 levels" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(EyasError, match="a tree 3 deep is more than the 2 levels"):
+        run_sweep(target, medusa, ["3x3x5"], plan)
 
 
 def test_a_sweep_refuses_what_it_cannot_compare() -> None:
@@ -123,3 +204,29 @@ def test_a_sweep_refuses_what_it_cannot_compare() -> None:
         run_sweep(tiny_target(), Contestant(PLAIN, PLAIN), ["auto"], Plan([], SamplingParams()))
     with pytest.raises(EyasError, match="'bushy'"):
         tree_contestants(Contestant("x", "x"), ["bushy"])
+    with pytest.raises(EyasError, match="peer:lookup drafts as it does, race it without --sweep"):
+        run_sweep(tiny_target(), Contestant("x", "peer:lookup"), None, Plan([], SamplingParams()))
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (["peer:lookup"], "peer:lookup drafts as it does, race it without --sweep"),
+        (["mine=head@3x3x5"], "give --drafter head --tree 3x3x5"),
+        (["head@auto"], "give --drafter head --tree auto"),
+        (["a", "b"], "not of 2"),
+        (["plain"], "not of 0"),
+        ([], "not of 0"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_is_loaded(told: list[str], why: str) -> None:
+    with pytest.raises(EyasError, match=why) as found:
+        parse_swept(told)
+    assert "\n" not in str(found.value)
+    named = [part for one in told for part in ("--drafter", one)]
+    with pytest.raises(EyasError, match=why):
+        app(["bench", "--sweep", "--target", "nowhere", *named], standalone_mode=False)
+
+
+def test_a_named_drafter_is_swept_under_its_name() -> None:
+    assert parse_swept(["mine=runs/head"]) == Contestant("mine", "runs/head")

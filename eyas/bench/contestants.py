@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.bench.figures import PEER, PLAIN, Entry
-from eyas.bench.peers import Peer, open_peer
+from eyas.bench.peers import Peer, open_peer, peer_engine, peer_weights, require_able
 from eyas.decoding.drafters.opening import Opened, open_drafter, split_tree, taps_named
 from eyas.decoding.engine import Engine
+from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import StaticTree, parse_tree
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
@@ -40,11 +41,16 @@ def parse_contestants(told: Sequence[str], tree: TreeShape | StaticTree | None =
     return contestants
 
 
-def _parsed(told: str, tree: TreeShape | StaticTree | None) -> Contestant:
+def split_told(told: str) -> tuple[str, str, str | None]:
+    """Name, source and tree of `[NAME=]SOURCE[@TREE]`: "" and None for what is not named."""
     name, source = "", told
     if "=" in told and not Path(told).exists():
         name, _, source = told.partition("=")
-    source, shape = split_tree(source)
+    return name, *split_tree(source)
+
+
+def _parsed(told: str, tree: TreeShape | StaticTree | None) -> Contestant:
+    name, source, shape = split_told(told)
     if shape is not None:
         tree = parse_tree(shape)
     if not source:
@@ -71,16 +77,23 @@ def taps_of(contestants: Sequence[Contestant]) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contestant, opened; `opened.target` is the one that its engine is given. A peer has no drafter."""
+    """A contestant, opened; `opened.target` is the one that its engine is given. A peer has no drafter, but an engine of its
+    own, named by `peer_engine`."""
 
     contestant: Contestant
     opened: Opened
+    peer_engine: str = ""
+
+    def require_able(self, params: SamplingParams) -> None:
+        """Raises EyasError when it cannot answer as `params` ask; engines of ours can."""
+        if self.peer_engine:
+            require_able(self.contestant.source, params)
 
     def engine(self, *, max_rows: int, max_length: int, sampling: str = "coupled", exact: bool = False) -> Engine | Peer:
         """A fresh engine. Raises EyasError when the tree does not fit the drafter, the cache not the memory, and when a peer is
         not installed."""
         target, drafter = self.opened.target, self.opened.drafter
-        if self.contestant.source.startswith(PEER):
+        if self.peer_engine:
             return open_peer(self.contestant.source, target, max_rows, max_length)
         return Engine(
             target, drafter, tree=self.contestant.tree, sampling=sampling, max_rows=max_rows, max_length=max_length, exact=exact
@@ -90,10 +103,15 @@ class Entrant:
     def entry(self) -> Entry:
         told = self.contestant
         tree = str(told.tree or "auto") if self.opened.drafter is not None else ""
-        return Entry(name=told.name, source=told.source, hash=self.opened.hash, tree=tree)
+        return Entry(name=told.name, source=told.source, hash=self.opened.hash, tree=tree, engine=self.peer_engine)
 
 
 def enter(contestant: Contestant, target: Target) -> Entrant:
-    """Open the contestant's drafter. Raises EyasError, in one line, when there is no such drafter for `target`."""
-    own = contestant.source == PLAIN or contestant.source.startswith(PEER)
-    return Entrant(contestant, Opened(target, None, "") if own else open_drafter(contestant.source, target))
+    """Open the contestant's drafter; a peer is opened for its race, by `Entrant.engine`.
+
+    Raises EyasError, in one line, when there is no such drafter for `target`, or no such peer.
+    """
+    source = contestant.source
+    if source.startswith(PEER):
+        return Entrant(contestant, Opened(target, None, peer_weights(source)), peer_engine(source))
+    return Entrant(contestant, Opened(target, None, "") if source == PLAIN else open_drafter(source, target))

@@ -24,7 +24,8 @@ DEFINITIONS = {
     "accepted": "proposed tokens that became part of an answer",
     "time": "draft / verification by the target / rest, of the seconds after prefill",
     "prefill": "seconds spent reading prompts; not in tokens/s and speed-up",
-    "peak memory": "largest resident memory of the whole process while it ran",
+    "peak memory": "largest resident memory of the whole process while it ran (on an accelerator: allocated there); "
+    "of a program of its own it is not known",
     "noise": "plain decoding against itself, interleaved like a drafter: such differences mean nothing",
 }
 
@@ -39,15 +40,16 @@ class Interval(BaseModel):
 
 class Entry(BaseModel):
     """A contestant as it was entered: `source` is what the command line called it, `hash` that of its weights ("" where it
-    has none), `tree` as `parse_tree` reads it ("" for plain decoding)."""
+    has none), `tree` as `parse_tree` reads it ("" for plain decoding), `engine` what decodes for a peer, with its version."""
 
     name: str
     source: str
     hash: str = ""
     tree: str = ""
+    engine: str = ""
 
     def __str__(self) -> str:
-        return f"'{self.name}' ({', '.join(part for part in (self.source, self.hash, self.tree) if part)})"
+        return f"'{self.name}' ({', '.join(part for part in (self.source, self.hash, self.tree, self.engine) if part)})"
 
 
 class Conditions(BaseModel):

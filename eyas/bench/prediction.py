@@ -12,7 +12,8 @@ forwards, in sampling and bookkeeping, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -34,7 +35,7 @@ class ForwardTimes(BaseModel):
     threads: int
     fingerprint: str  # of the target
     weights: str
-    drafter: str
+    drafter: str  # the hash of its weights; its name where it has none
     costs: Costs
 
     @classmethod
@@ -69,12 +70,25 @@ class Cell(BaseModel):
 
 
 class BreakEven(BaseModel):
-    """The largest batch at which a tree is not slower than plain decoding; 0 = it never pays."""
+    """The batch up to which a tree is nowhere slower than plain decoding; 0 = it is slower at the smallest.
+
+    Within noise the measured one may be anything from `at_least` to `at_most`.
+    """
 
     tree: str
     measured: int
     predicted: int
     elsewhere: int | None = None
+    at_least: int | None = None
+    at_most: int | None = None
+
+    @property
+    def span(self) -> str:
+        """The measured batch, and what it may as well be."""
+        told = str(self.measured or "none")
+        if self.at_least is None or self.at_least == self.at_most:
+            return told
+        return f"{told} ({self.at_least or 'none'} to {self.at_most})"
 
 
 class Sweep(BaseModel):
@@ -89,6 +103,8 @@ class Sweep(BaseModel):
     here: ForwardTimes
     elsewhere: ForwardTimes | None = None
     predicted_elsewhere: dict[str, dict[int, float]] = {}  # tree and batch to speed-up
+    plain_elsewhere: dict[int, float] = {}  # batch to tokens/s of plain decoding, as predicted
+    notes: list[str] = []  # what a reader has to know of the predictions
 
 
 def level_widths(tree: Tree) -> list[int]:
@@ -117,13 +133,24 @@ def speedups(costs: Costs, trees: Mapping[str, Tree | None], rows: int, taus: Ma
     return {name: found.get(name, max(best, 1.0)) for name in trees}
 
 
+def plain_speed(costs: Costs, rows: int) -> float:
+    """The tokens/s that plain decoding of `rows` rows is predicted to have."""
+    return rows / costs.of(rows, 1, 0).forward[0]
+
+
 def pays_up_to(batches: Sequence[int], speedups: Sequence[float]) -> int:
-    """The largest of the ascending `batches` whose speed-up is 1 or more; 0 where there is none."""
-    return max((batch for batch, value in zip(batches, speedups, strict=True) if value >= 1), default=0)
+    """The last of the ascending `batches` up to which every speed-up is 1 or more; 0 where the first is less."""
+    paying = takewhile(lambda pair: pair[1] >= 1, zip(batches, speedups, strict=True))
+    return max((batch for batch, _ in paying), default=0)
+
+
+def may_be(speedup: Interval, floor: float) -> tuple[float, float]:
+    """The least and the most that a measured speed-up may be, where differences up to `floor` are noise."""
+    return min(speedup.low, speedup.value - floor), max(speedup.high, speedup.value + floor)
 
 
 def break_even(costs: Costs, tree: Tree, tau: float) -> int:
-    """The largest batch, up to the largest that forwards were timed for, at which `tree` is predicted to pay."""
+    """The batch, at most the largest that forwards were timed for, up to which `tree` is predicted to pay."""
     batches = range(1, max(costs.target) + 1)
     return pays_up_to(batches, [speedup(costs, tree, batch, tau) for batch in batches])
 
@@ -132,3 +159,29 @@ def break_evens(costs: Costs, trees: Mapping[str, Tree | None], taus: Mapping[st
     """The break-even batch of each of `trees`; of the planner (None) the largest of them."""
     found = {name: break_even(costs, tree, taus[name]) for name, tree in trees.items() if tree is not None}
     return {name: found.get(name, max(found.values(), default=0)) for name in trees}
+
+
+def beyond_timed(costs: Costs, trees: Mapping[str, Tree | None], batches: Sequence[int]) -> Iterator[str]:
+    """What of `trees` is predicted from more than was timed, where a line through the last two sizes is carried on."""
+    widest = min(max(levels) for levels in costs.draft.values())
+    fixed = {name: tree for name, tree in trees.items() if tree is not None}
+    wide = [name for name, tree in fixed.items() if max(level_widths(tree), default=0) > widest]
+    if wide:
+        yield f"levels of {', '.join(wide)} (timed: up to {widest} nodes)"
+    for batch in batches:
+        rows = min((timed for timed in costs.target if timed >= batch), default=None)
+        if rows is None:
+            yield f"batch {batch} (timed: up to {max(costs.target)})"
+            continue
+        most = max(costs.target[rows])
+        large = [name for name, tree in fixed.items() if tree.total + 1 > most]
+        if large:
+            yield f"forwards of {', '.join(large)} at batch {batch} (timed: up to {most} tokens a row)"
+
+
+def differences(here: ForwardTimes, elsewhere: ForwardTimes) -> Iterator[str]:
+    """In what, beside the machine, the two were not timed alike, a line each."""
+    if elsewhere.weights != here.weights:
+        yield f"elsewhere is timed with {elsewhere.weights} weights, not with {here.weights}: it predicts such a target"
+    if elsewhere.drafter != here.drafter:
+        yield f"elsewhere is timed with the drafter {elsewhere.drafter}, not with {here.drafter}; the acceptance is this one's"

@@ -171,13 +171,14 @@ def figure_rows(race: RaceReport) -> Iterator[tuple[str, list[str]]]:
     yield row("accepted", "-", "{f.accepted:,}")
     yield row("time", "{time}", "{time}")
     yield row("prefill", "{f.prefill_s:.1f} s", "{f.prefill_s:.1f} s")
-    yield row("peak memory", "{f.peak_mib:,.0f} MiB", "{f.peak_mib:,.0f} MiB")
+    yield row("peak memory", "{memory}", "{memory}")
 
 
 def _told(f: Figures) -> dict[str, str]:
     time = f"{100 * f.share_draft:.0f}/{100 * f.share_verify:.0f}/{100 * f.share_other:.0f} %"
     told = {"speed": f"{f.tokens_per_s.value:.1f}", "speedup": span(f.speedup), "same": f.same, "time": time}
     told["tau"] = span(f.tau, "")
+    told["memory"] = f"{f.peak_mib:,.0f} MiB" if f.peak_mib else "-"
     told["ties"] = "-" if f.is_peer else f"{f.near_ties:,}"  # a peer counts none
     if f.is_peer and not f.share_verify:
         told["time"] = "-"  # nor do all tell where it goes

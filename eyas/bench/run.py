@@ -63,10 +63,11 @@ def run_bench(
     With `path` the report is written there after every race, and races that the file holds already are not run again, one
     that was interrupted goes on; `fresh` begins anew. Ctrl-C ends the run early; the report then says so.
     The caches are as long as the longest prompt with its answers needs, within the target's limit. Raises EyasError when a
-    drafter cannot be opened or does not fit, when the file's races were run under other conditions, and with `exact` for a
-    target that is not bit-exact by construction.
+    drafter cannot be opened or does not fit, when a peer does not sample as some prompt or temperature asks, when the file's
+    races were run under other conditions, and with `exact` for a target that is not bit-exact by construction.
     """
     entrants = [enter(contestant, target) for contestant in contestants]
+    _require_able(entrants, plan)
     report = _begun(path if not fresh else None, target, entrants, plan)
     length = min(target.max_length, max((item.room(target, plan.params) for item in plan.items), default=1))
     total = {cell: sum(item.answers for item in plan.of(cell)[0]) for cell in plan.cells}
@@ -103,6 +104,19 @@ def _race(
     }
     entries = {e.contestant.name: e.entry for e in entrants}
     return race(target, racers, items, params, entries=entries, rules=rules, kept=kept, meter=meter)
+
+
+def _require_able(entrants: Sequence[Entrant], plan: Plan) -> None:
+    """Raises EyasError when an entrant cannot answer as some race or prompt asks: before the first race, not in the middle."""
+    for entrant in entrants:
+        for temperature in plan.temperatures:
+            params = replace(plan.params, temperature=temperature)
+            entrant.require_able(params)
+            for item in plan.items:
+                try:
+                    entrant.require_able(item.params(params))
+                except EyasError as error:
+                    raise EyasError(f"prompt '{item.id}' of suite '{item.suite}': {error}") from error
 
 
 def _begun(path: Path | None, target: Target, entrants: Sequence[Entrant], plan: Plan) -> Report:

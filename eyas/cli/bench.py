@@ -14,7 +14,7 @@ from rich.console import Console
 from eyas.bench.compare import compare as compare_reports
 from eyas.bench.compare import comparison_table
 from eyas.bench.contestants import Contestant, parse_contestants, taps_of
-from eyas.bench.figures import PLAIN, RaceReport
+from eyas.bench.figures import RaceReport
 from eyas.bench.grid import Report
 from eyas.bench.live.asking import Elsewhere
 from eyas.bench.page import write_html
@@ -25,9 +25,10 @@ from eyas.bench.report import sample_text, summary, table, title
 from eyas.bench.run import Plan, run_bench
 from eyas.bench.sources import split_names
 from eyas.bench.suites import gather
-from eyas.bench.sweep import BATCHES, TREES, run_sweep, sweep_table
+from eyas.bench.sweep import BATCHES, parse_swept, run_sweep
+from eyas.bench.sweep_table import sweep_table
 from eyas.bench.training_log import read_training_log
-from eyas.cli.bench_server import bench_server
+from eyas.cli.bench_server import bench_server, refuse_ignored
 from eyas.cli.options import TargetChoice, takes_target
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import parse_tree
@@ -47,7 +48,8 @@ def bench(
         typer.Option(
             "--drafter",
             "--head",
-            help="[NAME=]SOURCE[@TREE]: a head's folder, lookup, llm:MODEL, FOLDER+lookup, plain; repeatable",
+            help="[NAME=]SOURCE\\[@TREE]: a head's folder, lookup, llm:MODEL, FOLDER+lookup, plain, or peer:KIND, another "
+            "project's decoder (docs/peers.md lists them); repeatable",
         ),
     ] = None,
     suite: Annotated[
@@ -123,11 +125,9 @@ def bench(
     names = split_names(suite or [])
     temperatures, batches = _numbers("--temperature", temperature, float), _numbers("--batch", batch, int)
     if server:
-        if drafter or tree or batch or exact or sweep or log or len(temperatures) > 1 or sampling != "coupled":
-            raise EyasError(
-                "with --server the server has the model and the head: give prompts and one --temperature, but no --drafter, "
-                "--tree, --batch, --sampling, --exact, --sweep or --log"
-            )
+        refuse_ignored(ctx)
+        if len(temperatures) > 1:
+            raise EyasError("a live server is measured at one temperature; give one")
         asked = gather(
             Elsewhere(), names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit
         )  # fmt: skip
@@ -136,28 +136,27 @@ def bench(
             server, asked, params, concurrency=concurrency, baseline=baseline, model=model, key=api_key, json=json, html=html
         )
         return
-    if baseline or concurrency or model:
-        raise EyasError("--baseline, --concurrency and --model are for a live server; name it by --server")
-    trees = tree or (list(TREES) if sweep else ["auto"])
-    if len(trees) > 1 and not sweep:
+    if baseline or concurrency or model or api_key:
+        raise EyasError("--baseline, --concurrency, --model and --api-key are for a live server; name it by --server")
+    if len(tree or []) > 1 and not sweep:
         raise EyasError(
             "several trees: give --sweep, or one drafter for each, e.g. --drafter HEAD@chain:2 --drafter HEAD@3x3x5"
         )
     if (forward_times or write_forward_times) and not sweep:
         raise EyasError("forward times are read and written by a sweep; add --sweep")
-    contestants = parse_contestants(drafter or [], parse_tree(trees[0]))
+    swept = parse_swept(drafter or []) if sweep else None
+    contestants = [swept] if swept else parse_contestants(drafter or [], parse_tree(tree[0] if tree else "auto"))
     elsewhere = ForwardTimes.read(forward_times) if forward_times else None
     log = log or _log_beside(contestants)
     training = read_training_log(log) if html and log else None
     rules = Rules(sampling=sampling)
     plan = Plan([], params, temperatures or (0.0,), batches or (BATCHES if sweep else (1,)), rules)
-    swept = _only_drafter(contestants) if sweep else None
     loaded = target.load(taps_of(contestants))
     items = gather(loaded, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
     plan = replace(plan, items=items)
     console = Console(highlight=False)
     if swept is not None:
-        report = run_sweep(loaded, swept, trees, plan, exact=exact, path=json, fresh=fresh, elsewhere=elsewhere)
+        report = run_sweep(loaded, swept, tree or None, plan, exact=exact, path=json, fresh=fresh, elsewhere=elsewhere)
     else:
         seen = _race_by_race(console) if len(plan.cells) > 1 else lambda _: None
         report = run_bench(loaded, contestants, plan, exact=exact, path=json, fresh=fresh, on_race=seen)
@@ -227,13 +226,6 @@ def _numbers(option: str, told: Sequence[str] | None, kind: type[Number]) -> lis
     except ValueError as error:
         wanted = "whole numbers" if kind is int else "numbers"
         raise EyasError(f"{option} {','.join(told or [])}: {wanted}, commas between") from error
-
-
-def _only_drafter(contestants: Sequence[Contestant]) -> Contestant:
-    drafters = [contestant for contestant in contestants if contestant.source != PLAIN]
-    if len(drafters) != 1:
-        raise EyasError(f"a sweep is one of one drafter, not of {len(drafters)}; give --drafter once")
-    return drafters[0]
 
 
 def _log_beside(contestants: Sequence[Contestant]) -> Path | None:

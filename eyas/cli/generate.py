@@ -30,7 +30,7 @@ def generate(
         typer.Option(
             "--drafter",
             "--head",
-            help="SOURCE[@TREE]: a head's folder, lookup, llm:MODEL or FOLDER+lookup; none: plain decoding",
+            help="SOURCE\\[@TREE]: a head's folder, lookup, llm:MODEL or FOLDER+lookup; none: plain decoding",
         ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 = greedy")] = 0.0,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -142,11 +141,9 @@ def _timed(jobs: Mapping[int, Callable[[], float]]) -> dict[int, float]:
 
 
 def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = machine.clock(device)
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    return machine.clock(device) - start
 
 
 def _target_forward(bench: Bench, rows: int, tokens: int) -> Callable[[], float]:

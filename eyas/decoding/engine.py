@@ -7,7 +7,6 @@ the same tokens.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from eyas.decoding.stats import Stats
 from eyas.decoding.tree import Drafting, DraftTree, TreeShape
 from eyas.decoding.verify import Walk, projected, read_trees, walk
 from eyas.errors import EyasError
+from eyas.machine import clock
 from eyas.target import Target, TargetOutput
 
 __all__ = ["Engine", "Event", "Piece", "Request", "Result"]
@@ -206,7 +206,7 @@ class Engine:
 
         What another row's prompt begins with as well is copied from there (the system prompt, say), for the drafter too.
         """
-        start = time.perf_counter()
+        start = clock(self.target.device)
         slot = len(self._rows)
         donor, shared = self._donor(row.request.ids)
         self._rows.append(row)
@@ -232,7 +232,7 @@ class Engine:
             row.unread.add(torch.cat([prompt[shared + 1 :], token]), out.taps[0])
         row.take([int(token)], 0)
         row.stats.target_forwards += 1
-        row.stats.prefill_s += time.perf_counter() - start
+        row.stats.prefill_s += clock(self.target.device) - start
         return self._event(slot, 1)
 
     def _donor(self, prompt: list[int]) -> tuple[int, int]:
@@ -256,10 +256,10 @@ class Engine:
 
     def _catch_up(self, slot: int) -> None:
         """Let the drafter read all but the last of a row's unread tokens; the first time, that is its prefill."""
-        row, start = self._rows[slot], time.perf_counter()
+        row, start = self._rows[slot], clock(self.target.device)
         if self.drafter is not None and len(row.unread) > 1:
             self.drafter.prefill(slot, *row.unread.take(keep=1))
-        seconds = time.perf_counter() - start
+        seconds = clock(self.target.device) - start
         if row.read:
             row.stats.draft_s += seconds
         else:
@@ -276,17 +276,17 @@ class Engine:
         sampler = self._sampler
         drafts = self.policy.drafts(rows)
         self._keep_up(drafts)
-        start = time.perf_counter()
+        start = clock(self.target.device)
         tree = self._draft(sampler) if drafts else DraftTree.empty(len(rows), self.target.device)
-        drafted = time.perf_counter()
+        drafted = clock(self.target.device)
         last = torch.tensor([[row.ids[-1]] for row in rows], device=self.target.device)  # [B, 1]
         out = read_trees(self.target, self.cache, last, tree)
         logits = projected(self.target, out)  # [B, N+1, V]
-        verified = time.perf_counter()
+        verified = clock(self.target.device)
         walked, teacher = self._walk(tree, out, logits, sampler)
         kept = self._commit(walked, out, tree, teacher)
         self.policy.learn(rows, Round(tree, walked, verified - drafted))
-        ended = time.perf_counter()
+        ended = clock(self.target.device)
         for row in rows:
             row.stats.draft_s += (drafted - start) / len(rows)
             row.stats.verify_s += (verified - drafted) / len(rows)

@@ -11,6 +11,8 @@ from eyas.bench.live.figures import Answer
 from eyas.decoding.sampling import SamplingParams
 from eyas.errors import EyasError
 
+EXTRA = ("top_k", "min_p", "repetition_penalty", "ignore_eos")
+
 
 @dataclass(frozen=True)
 class Elsewhere:
@@ -59,15 +61,28 @@ async def ask(client: Any, model: str, item: Item, params: SamplingParams) -> An
 
 
 def body(model: str, params: SamplingParams) -> dict[str, Any]:
-    """What a request says beside its prompt; what only some servers know is told only where it is not as usual."""
+    """What a request says beside its prompt; what is as usual is left out, since not every server knows it."""
     told: dict[str, Any] = {
         "model": model, "max_tokens": params.max_new_tokens, "temperature": params.temperature, "top_p": params.top_p,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     if params.temperature > 0:
         told["seed"] = params.seed
-    extra = {name: value for name in ("top_k", "min_p") if (value := getattr(params, name))}
+    if params.stop:
+        told["stop"] = list(params.stop)
+    if params.logit_bias:
+        told["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    told |= {name: value for name in ("presence_penalty", "frequency_penalty") if (value := getattr(params, name))}
+    extra = beyond_openai(params)
     return {**told, "extra_body": extra} if extra else told
+
+
+def beyond_openai(params: SamplingParams) -> dict[str, Any]:
+    """What `params` ask for by fields that OpenAI's API does not have, but vLLM and SGLang do; what is as usual is left out."""
+    usual, fewest = SamplingParams(), min(params.min_new_tokens, params.max_new_tokens)
+    extra = {name: getattr(params, name) for name in EXTRA if getattr(params, name) != getattr(usual, name)}
+    extra |= {"min_tokens": fewest} if fewest else {}
+    return extra | ({"stop_token_ids": list(params.stop_ids)} if params.stop_ids else {})
 
 
 def _says(choice: Any) -> bool:

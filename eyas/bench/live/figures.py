@@ -41,7 +41,7 @@ class Answer(BaseModel):
 class Acceptance(BaseModel):
     """What a server counted of its drafts. `per_position[i]` are the rounds that accepted the first i + 1 drafts.
 
-    A server that tells its mean acceptance length alone has no rounds.
+    A server that tells its mean acceptance length alone has no rounds, but may tell its draft steps a round.
     """
 
     length: float  # accepted drafts and the bonus token of a round
@@ -49,6 +49,7 @@ class Acceptance(BaseModel):
     drafted: int = 0
     accepted: int = 0
     per_position: list[int] = []
+    steps: int = 0  # where it told them
 
     @property
     def joint(self) -> list[float]:
@@ -68,7 +69,7 @@ class Spread(BaseModel):
 
 
 class Level(BaseModel):
-    """All prompts, asked `concurrency` at a time."""
+    """All prompts, asked `concurrency` at a time, some of them again so that as many are in flight to the end."""
 
     concurrency: int
     most_in_flight: int
@@ -88,6 +89,10 @@ class Level(BaseModel):
     @property
     def failed(self) -> int:
         return sum(self.failures.values())
+
+    @property
+    def asked(self) -> int:
+        return len(self.answers) + self.failed
 
     @property
     def first(self) -> Spread:
@@ -129,13 +134,14 @@ class LiveConditions(BaseModel):
 
     prompts: int
     suites: list[str]
-    digest: str  # of the prompts: only measurements of the same ones are compared
+    digest: str  # of the prompts, their tools and sampling: only measurements of the same ones are compared
     max_new_tokens: int
     temperature: float
     top_p: float
     top_k: int
     min_p: float
     seed: int
+    beyond_openai: list[str] = []  # fields of the requests that not every server knows
     machine: str  # of the asking side
     eyas: str
     date: str
@@ -163,6 +169,7 @@ class LiveReport(BaseModel):
     baseline: Side | None = None
     speedups: dict[int, Interval] = {}  # by concurrency
     tokens_per_round: list[float] = []  # for k = 0, 1, ... draft steps
+    estimated: bool = False  # these, from a mean acceptance length alone
     advice: list[Advice] = []
     stopped: str = ""  # why it ended before all was measured
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx2
@@ -23,30 +23,28 @@ INFO = ("/server_info", "/get_server_info")  # SGLang's, by its new name and its
 @dataclass(frozen=True)
 class Reading:
     """The counters of one moment. `per_position` are the rounds that accepted the first 1, 2, ... drafts; `length` is a mean
-    acceptance length that the server told as such; `remark` says in one line what is not there, "" where all is."""
+    acceptance length that the server told as such, `steps` how many drafts it makes a round, where it tells; `remark` says in
+    one line what is not there, "" where all is."""
 
     drafts: float = 0
     drafted: float = 0
     accepted: float = 0
     per_position: tuple[float, ...] = ()
     length: float | None = None
+    steps: int = 0
     remark: str = ""
 
 
 def read(http: httpx2.Client, server: Connection, model: str) -> Reading:
     """What the server has counted so far for `model`; one without counters is no fault."""
     told = _get(http, server, "/metrics")
-    if isinstance(told, str):
-        reading = parse(told, model)
-        if not reading.remark:
-            return reading
-        remark = reading.remark
-    else:
-        remark = f"it has no /metrics ({told.why})"
-    length = _length_of_info(_get(http, server, path) for path in INFO)
-    if length is not None:
-        return Reading(length=length, remark="acceptance is SGLang's own mean since its start, not by level")
-    return Reading(remark=remark)
+    reading = parse(told, model) if isinstance(told, str) else Reading(remark=f"it has no /metrics ({told.why})")
+    if reading.drafts or (reading.length is None and not reading.remark):
+        return reading
+    info = _server_info(_get(http, server, path) for path in INFO)
+    if reading.length is None and info.length is not None:
+        return info
+    return replace(reading, steps=info.steps)
 
 
 def parse(text: str, model: str) -> Reading:
@@ -83,7 +81,7 @@ def parse(text: str, model: str) -> Reading:
 def between(before: Reading, after: Reading) -> Acceptance | None:
     """What was counted from `before` to `after`; None where nothing was, or where the server began to count anew."""
     if after.length is not None:
-        return Acceptance(length=after.length)
+        return Acceptance(length=after.length, steps=after.steps)
     rounds = after.drafts - before.drafts
     if rounds <= 0:
         return None
@@ -121,14 +119,15 @@ def _get(http: httpx2.Client, server: Connection, path: str) -> str | _Absent:
     return reply.text if reply.status_code == 200 else _Absent(f"HTTP {reply.status_code}")
 
 
-def _length_of_info(told: Iterable[str | _Absent]) -> float | None:
-    """SGLang's mean acceptance length out of its server info."""
+def _server_info(told: Iterable[str | _Absent]) -> Reading:
+    """SGLang's mean acceptance length and its draft steps, out of the first of its server infos that tells any."""
     for text in told:
         try:
-            states = json.loads(text)["internal_states"] if isinstance(text, str) else []
-            lengths = [float(state["avg_spec_accept_length"]) for state in states if state.get("avg_spec_accept_length")]
+            info = json.loads(text) if isinstance(text, str) else {}
+            steps = int(info.get("speculative_num_steps") or 0)
+            lengths = [float(length) for state in info["internal_states"] if (length := state.get("avg_spec_accept_length"))]
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-        if lengths:
-            return sum(lengths) / len(lengths)
-    return None
+        mean = sum(lengths) / len(lengths) if lengths else None
+        return Reading(length=mean, steps=steps, remark="acceptance is SGLang's own mean since its start, not by level")
+    return Reading()

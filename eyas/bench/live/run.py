@@ -15,10 +15,10 @@ import numpy as np
 from eyas import machine
 from eyas.bench.arithmetic import bootstrap, speed_ratio
 from eyas.bench.figures import Interval
-from eyas.bench.items import Item, asked_of
+from eyas.bench.items import Item, asked_of, filled
 from eyas.bench.live import metrics
-from eyas.bench.live.advice import advise, tokens_per_round
-from eyas.bench.live.asking import ask, key_of
+from eyas.bench.live.advice import advise, estimated, tokens_per_round
+from eyas.bench.live.asking import ask, beyond_openai, key_of
 from eyas.bench.live.figures import Answer, Level, LiveConditions, LiveReport, Side
 from eyas.bench.live.load import load
 from eyas.data.connection import Connection
@@ -33,9 +33,9 @@ USUAL = (1, 2, 4, 8, 16, 32, 64)
 
 
 def levels_of(told: str | None, prompts: int) -> list[int]:
-    """The concurrencies in `told`, like "1,2,4"; None: powers of two up to 64, as far as there are prompts.
+    """The concurrencies in `told`, like "1,2,4"; None: powers of two up to 64, as far as there are `prompts`.
 
-    Raises EyasError for what is no such list, and for one that `prompts` prompts cannot reach.
+    Raises EyasError for what is no such list.
     """
     if told is None:
         return [n for n in USUAL if n <= prompts]
@@ -45,10 +45,6 @@ def levels_of(told: str | None, prompts: int) -> list[int]:
         raise EyasError(f"--concurrency {told}: numbers with commas between, e.g. 1,2,4,8") from error
     if levels[0] < 1:
         raise EyasError(f"--concurrency {told}: at least one request must be in flight")
-    if levels[-1] > prompts:
-        raise EyasError(
-            f"{levels[-1]} requests at a time need as many prompts, there are {prompts}; give more, or a lower --concurrency"
-        )
     return levels
 
 
@@ -58,6 +54,7 @@ def measure_server(
 ) -> LiveReport:  # fmt: skip
     """Ask the server `url` the first question of every prompt, at each of the concurrencies `levels`; see `LiveReport`.
 
+    The first prompts are asked again where their number is no multiple of a concurrency, as a race fills its batches.
     `baseline` serves the same model without a head: its address, or the file of a report that was measured there. Two
     addresses take turns, level by level. `model` is the server's name for the model, needed where it serves several, `key`
     what it wants instead of OPENAI_API_KEY. Ctrl-C, and a server that stops answering, end it early: the levels that were
@@ -71,7 +68,8 @@ def measure_server(
     servers = [Connection(address, key) for address in addresses]
     sides = [Side(url=server.root, model=asyncio.run(server.find_model(model))[0]) for server in servers]
     stopped = ""
-    with progress("live", len(sides) * (len(levels) + 1) * len(items), "answers") as meter:
+    asked = sum(len(filled(items, concurrency)) for concurrency in (max(levels), *levels))
+    with progress("live", len(sides) * asked, "answers") as meter:
         try:
             asyncio.run(_measure(list(zip(servers, sides, strict=True)), items, params, levels, meter.advance))
         except KeyboardInterrupt:
@@ -89,7 +87,8 @@ def conditions_of(items: Sequence[Item], params: SamplingParams) -> LiveConditio
     """What can be known of the conditions from outside the server."""
     return LiveConditions(
         prompts=len(items),
-        digest=content_id([[key_of(i), list(i.ids), list(i.messages)] for i in items]),
+        digest=content_id([[key_of(i), list(i.ids), list(i.messages), list(i.tools), i.sampling] for i in items]),
+        beyond_openai=sorted({name for item in items for name in beyond_openai(item.params(params))}),
         machine=machine.processor(),
         eyas=machine.versions()["eyas"],
         **asked_of(items, params),
@@ -111,7 +110,7 @@ class _Open:
         async def one(item: Item) -> Answer:
             return await ask(self.client, self.side.model, item, params)
 
-        return await load(one, items, concurrency, self.server, tick)
+        return await load(one, filled(items, concurrency), concurrency, self.server, tick)
 
     async def measured(
         self, items: Sequence[Item], params: SamplingParams, concurrency: int, tick: Callable[[], None]
@@ -150,7 +149,7 @@ def _earlier(path: str, conditions: LiveConditions) -> Side:
     for name in ("digest", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed"):
         then, now = getattr(report.conditions, name), getattr(conditions, name)
         if then != now:
-            what = "other prompts" if name == "digest" else f"{name} {then}, this is {now}"
+            what = "other prompts (or tools or sampling of theirs)" if name == "digest" else f"{name} {then}, this is {now}"
             raise EyasError(f"the baseline {path} was measured with {what}; measure both alike")
     return report.server
 
@@ -164,15 +163,21 @@ def _report(conditions: LiveConditions, server: Side, baseline: Side | None, sto
         baseline=baseline,
         speedups={level.concurrency: ratio for level, base in both if (ratio := speedup(level, base))},
         tokens_per_round=tokens,
+        estimated=bool(tokens) and estimated(server),
         advice=advise(both, tokens),
         stopped=stopped,
     )
 
 
 def speedup(level: Level, base: Level) -> Interval | None:
-    """Tokens per second of an answer's time over the baseline's, on the prompts that both answered; None without any."""
+    """Tokens per second of an answer's time over the baseline's, on the prompts that both answered; None without any.
+
+    The answers to a prompt that was asked again are resampled together.
+    """
     theirs = {answer.prompt: answer for answer in base.answers}
-    columns = [
-        (a.tokens, a.seconds, theirs[a.prompt].tokens, theirs[a.prompt].seconds) for a in level.answers if a.prompt in theirs
-    ]
-    return bootstrap(np.array(columns, dtype=float), speed_ratio) if columns else None
+    columns: dict[str, list[float]] = {}
+    for a in level.answers:
+        if (b := theirs.get(a.prompt)) is not None:
+            sums = columns.setdefault(a.prompt.rpartition("/")[0], [0.0] * 4)
+            sums[:] = map(sum, zip(sums, (a.tokens, a.seconds, b.tokens, b.seconds), strict=True))
+    return bootstrap(np.array(list(columns.values())), speed_ratio) if columns else None

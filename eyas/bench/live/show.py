@@ -16,6 +16,8 @@ from eyas.bench.page import render_page
 from eyas.bench.report import span
 from eyas.files import write_text
 
+COUNTED = "by the server's counters over all levels"
+ESTIMATED = "estimated from the server's mean acceptance length, as if drafts at all depths were accepted alike often"
 SPREADS = "two values are the median and the 95th percentile over answers"
 HEADINGS = ("at a time", "tokens/s", "first token", "per token", "answer", "accepted")
 AGAINST = ("at a time", "tokens/s", "baseline", "speed-up")
@@ -82,15 +84,23 @@ def footnotes(report: LiveReport) -> list[str]:
     lines = []
     if report.tokens_per_round:
         told = ", ".join(f"{tokens:.2f} with {k}" for k, tokens in enumerate(report.tokens_per_round[1:], 1))
-        lines.append(f"tokens a round: {told} draft steps, by the server's counters over all levels")
+        lines.append(f"tokens a round: {told} draft steps, {ESTIMATED if report.estimated else COUNTED}")
     if report.advice:
         lines.append(f"advice: {ASSUMPTIONS}")
-    elif report.tokens_per_round:
-        lines.append("advice: which number of draft steps pays needs --baseline, the same model served without the head")
+    elif report.server.drafts:
+        lines.append(f"advice: {_why_none(report)}")
+    if report.conditions.beyond_openai:
+        lines.append(
+            f"asked for by {', '.join(report.conditions.beyond_openai)}, which OpenAI's API lacks: a server that does not know "
+            "these may refuse or ignore them"
+        )
     for name, side in sides(report):
         if side.remark and (name == "server" or side.drafts):
             lines.append(f"{name}: {side.remark}")
         for level in side.levels:
+            if level.asked > report.conditions.prompts:
+                again = level.asked - report.conditions.prompts
+                lines.append(f"{name}, {level.concurrency} at a time: {again} of {level.asked} requests ask a prompt again")
             if level.failed:
                 reasons = "; ".join(f"{count} times {reason}" for reason, count in level.failures.items())
                 lines.append(f"{name}, {level.concurrency} at a time: {level.failed} requests failed ({reasons})")
@@ -99,6 +109,15 @@ def footnotes(report: LiveReport) -> list[str]:
     if report.stopped:
         lines.append(f"stopped early: {report.stopped}; the levels shown were finished")
     return lines
+
+
+def _why_none(report: LiveReport) -> str:
+    """Why there is no advice."""
+    if not report.tokens_per_round:
+        return "none, for the server tells neither its acceptance by position nor how many steps it drafts"
+    if report.baseline is None:
+        return "which number of draft steps pays needs --baseline, the same model served without the head"
+    return "none, for no concurrency was measured with and without the head"
 
 
 def condition_rows(report: LiveReport) -> list[tuple[str, str]]:

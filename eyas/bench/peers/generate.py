@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from eyas.bench.peers.peer import Peer
-from eyas.bench.peers.stock import StockPeer
+from eyas.bench.peers.peer import Kind, Peer
+from eyas.bench.peers.stock import StockPeer, version
 from eyas.errors import EyasError
 from eyas.target import Target
 
@@ -13,3 +13,6 @@ def open_generate(argument: str, target: Target, rows: int, length: int) -> Peer
     if argument:
         raise EyasError(f"peer:generate takes nothing after its name, not '{argument}'")
     return StockPeer("peer:generate", target, rows, length, "transformers generate")
+
+
+GENERATE = Kind(open_generate, version)

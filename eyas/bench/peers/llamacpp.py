@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.bench.peers.peer import Peer, counted, require_understood, result_of
+from eyas.bench.peers.peer import UNDERSTOOD, Kind, Peer, counted, files_hash, require_understood, result_of
 from eyas.bench.peers.worker import Worker
 from eyas.decoding.engine import Request, Result
 from eyas.decoding.stats import Stats
@@ -24,6 +24,8 @@ HOME = "EYAS_LLAMACPP_HOME"  # names the folder of llama.cpp's source and of the
 PROGRAM = Path("lib", "chain")
 DRAFTS = 3  # a round
 CACHES = ("-ctk", "-ctv", "-ctkd", "-ctvd")
+GREEDY = UNDERSTOOD - {"temperature", "ignore_eos"}  # it takes the likeliest token, up to the end of the text
+LIBRARY = "libllama.v*.so"  # its name tells the version
 
 
 @dataclass
@@ -35,19 +37,19 @@ class LlamaCppPeer:
     max_length: int
     worker: Worker
     head: bool = True
+    engine: str = "llama.cpp"
+    apart: bool = True
 
     @property
     def policy(self) -> str:
-        return f"llama.cpp, chain:{DRAFTS if self.head else 0}, float32; one request at a time"
+        return f"{self.engine}, chain:{DRAFTS if self.head else 0}, float32; one request at a time"
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Request) -> Result:
         params = request.params
-        require_understood("peer:llamacpp", params)
-        if params.temperature > 0 or params.ignore_eos:
-            raise EyasError("peer:llamacpp decodes greedily up to the end of the text; race it at temperature 0")
+        require_understood("peer:llamacpp", params, GREEDY)
         begun = time.perf_counter()
         self.worker.say(" ".join(map(str, [params.max_new_tokens, *request.ids])))
         first = self.worker.hear(b" ")
@@ -62,14 +64,30 @@ class LlamaCppPeer:
 
 def open_llamacpp(argument: str, target: Target, rows: int, length: int) -> Peer:
     """Raises EyasError when the head is missing or llama.cpp is not installed, and says how to get it."""
+    head, program = _head(argument), _program()
+    worker = Worker("llama.cpp", command(program, _target_model(target), length, head))
+    return LlamaCppPeer(target, length, worker, engine=version())
+
+
+def _head(argument: str) -> Path:
     head = Path(argument) / gguf.FILE
     if not argument or not head.is_file():
         raise EyasError(f"peer:llamacpp:{argument}: no {gguf.FILE} there; write one by eyas export HEAD --to gguf --out FOLDER")
+    return head
+
+
+def _program() -> Path:
     home = Path(os.environ.get(HOME, ".llamacpp"))
     program = home / PROGRAM
     if not program.is_file():
         raise EyasError(f"llama.cpp is not in {home}; run: make .llamacpp/lib/chain, and name the folder in {HOME}")
-    return LlamaCppPeer(target, length, Worker("llama.cpp", command(program, _target_model(target), length, head)))
+    return program
+
+
+def version() -> str:
+    """llama.cpp's version, as the library beside the program is called. Raises EyasError when it is not installed."""
+    library = next(_program().parent.glob(LIBRARY), None)
+    return "llama.cpp" if library is None else f"llama.cpp {library.stem.partition('.v')[2]}"
 
 
 def command(program: Path, model: Path, length: int, head: Path | None) -> list[str | Path]:
@@ -94,3 +112,6 @@ def _target_model(target: Target) -> Path:
                 "it needs the packages of eyas' extra 'gguf'",
             )
     return path
+
+
+LLAMACPP = Kind(open_llamacpp, version, GREEDY, weights=lambda argument: files_hash([_head(argument)]))

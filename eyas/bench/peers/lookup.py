@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from eyas.bench.peers.peer import Peer
-from eyas.bench.peers.stock import StockPeer
+from eyas.bench.peers.peer import Kind, Peer
+from eyas.bench.peers.stock import StockPeer, version
 from eyas.errors import EyasError
 from eyas.target import Target
 
@@ -17,3 +17,6 @@ def open_lookup(argument: str, target: Target, rows: int, length: int) -> Peer:
     tokens = int(argument or TOKENS)
     how = f"transformers prompt look-up of {tokens} tokens"
     return StockPeer("peer:lookup", target, rows, length, how, {"prompt_lookup_num_tokens": tokens})
+
+
+LOOKUP = Kind(open_lookup, version)

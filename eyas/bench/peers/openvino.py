@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.bench.peers.peer import Peer, counted, require_understood, result_of
+from eyas.bench.peers.peer import UNDERSTOOD, Kind, Peer, counted, files_hash, require_understood, result_of
 from eyas.bench.peers.worker import Worker
 from eyas.decoding.engine import Request, Result
 from eyas.decoding.stats import Stats
@@ -19,6 +20,8 @@ from eyas.locate import locate
 from eyas.target import Target
 
 DRAFTS = 3  # a round
+TAKEN = UNDERSTOOD - {"min_p"}
+PACKAGE = "openvino-genai"
 
 
 @dataclass
@@ -29,19 +32,19 @@ class OpenVinoPeer:
     target: Target
     max_length: int
     worker: Worker
+    engine: str = "OpenVINO GenAI"
+    apart: bool = True
 
     @property
     def policy(self) -> str:
-        return f"OpenVINO GenAI, chain:{DRAFTS}, float32; one request at a time"
+        return f"{self.engine}, chain:{DRAFTS}, float32; one request at a time"
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Request) -> Result:
         params = request.params
-        require_understood("peer:openvino", params)
-        if params.min_p:
-            raise EyasError("peer:openvino does not take min_p; leave it out of a race against it")
+        require_understood("peer:openvino", params, TAKEN)
         eos = frozenset() if params.ignore_eos else self.target.eos_ids
         job = {
             "ids": request.ids, "new": params.max_new_tokens, "eos": sorted(eos), "draft": DRAFTS,
@@ -56,17 +59,38 @@ class OpenVinoPeer:
 
 def open_openvino(argument: str, target: Target, rows: int, length: int) -> Peer:
     """Raises EyasError when the head is missing or OpenVINO is not installed, and says how to get it."""
+    head, exporter = _head(argument), openvino.find_exporter()
+    program = Path(__file__).with_name("openvino_worker.py")
+    worker = Worker("OpenVINO", [_python(exporter), "-I", program, _target_model(target, exporter), head])
+    if worker.hear(b"\n").strip() != "ready":
+        raise EyasError("OpenVINO's worker did not say that it is ready")
+    return OpenVinoPeer(target, length, worker, version())
+
+
+def _head(argument: str) -> Path:
     head = Path(argument)
     if not argument or not (head / openvino.MODEL).is_file():
         raise EyasError(f"peer:openvino:{argument}: no {openvino.MODEL} there; write one by eyas export HEAD --to openvino")
-    exporter = openvino.find_exporter()
-    python = Path(exporter).with_name("python")
-    worker = Worker(
-        "OpenVINO", [python, "-I", Path(__file__).with_name("openvino_worker.py"), _target_model(target, exporter), head]
-    )
-    if worker.hear(b"\n").strip() != "ready":
-        raise EyasError("OpenVINO's worker did not say that it is ready")
-    return OpenVinoPeer(target, length, worker)
+    return head
+
+
+def _weights(argument: str) -> str:
+    model = _head(argument) / openvino.MODEL
+    return files_hash(path for path in (model, model.with_suffix(".bin")) if path.is_file())
+
+
+def _python(exporter: str) -> Path:
+    return Path(exporter).with_name("python")
+
+
+def version() -> str:
+    """GenAI's version, told by its environment's interpreter. Raises EyasError when OpenVINO is not installed."""
+    asked = f"from importlib.metadata import version; print(version({PACKAGE!r}))"
+    try:
+        told = subprocess.run([_python(openvino.find_exporter()), "-I", "-c", asked], capture_output=True, text=True).stdout
+    except OSError:
+        told = ""
+    return f"OpenVINO GenAI {told.strip()}".strip()
 
 
 def _target_model(target: Target, exporter: str) -> Path:
@@ -78,3 +102,6 @@ def _target_model(target: Target, exporter: str) -> Path:
         run_tool([exporter, "export", "openvino", *told, work], f"it was tried with {openvino.VERSIONS}")
         work.rename(home)
     return home
+
+
+OPENVINO = Kind(open_openvino, version, TAKEN, weights=_weights)

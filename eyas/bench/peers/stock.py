@@ -3,7 +3,6 @@ packed the weights of its model, which would not be the decoder that others run.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -11,6 +10,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import torch
+import transformers
 from transformers import GenerationConfig
 
 from eyas.bench.peers.peer import counted, require_understood, result_of
@@ -20,6 +20,7 @@ from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.stats import Stats
 from eyas.loading import load_model
 from eyas.locate import locate
+from eyas.machine import clock
 from eyas.target import Target
 
 
@@ -31,6 +32,10 @@ def load_stock(name: str, dtype: torch.dtype, device: str) -> Any:
     model, _ = load_model(locate(name), dtype=dtype, device_map=device, name=name)
     model.generation_config = GenerationConfig()
     return model.eval()
+
+
+def version() -> str:
+    return f"transformers {transformers.__version__}"
 
 
 stock_model = lru_cache(maxsize=1)(load_stock)  # all peers of a race decode with one copy
@@ -84,8 +89,9 @@ class StockPeer:
         return results
 
     def _alone(self, group: Sequence[Request]) -> list[Result]:
-        """One request with drafts. Its first forward reads the prompt and verifies the first drafts together: all of its time
-        is prefill's, what it accepted counts as decoded."""
+        """One request with drafts. The first forward reads the prompt and verifies the first drafts together: its seconds are
+        shared by tokens, the prompt's are prefill's, and the drafts' are decoding's, as are the tokens that they brought.
+        The assistant's first forward reads the prompt, so it is prefill's."""
         (request,) = group
         with watched(self.assistant or torch.nn.Identity()) as drafts:
             (ids,), seen, begun = self._run(group)
@@ -93,11 +99,13 @@ class StockPeer:
         read = [prompt, *(forward.known + 1 for forward in seen[1:]), prompt + len(ids)]  # tokens known before each forward
         rounds = [after - before for before, after in pairwise(read)]
         drafted = [seen[0].tokens - prompt, *(forward.tokens - 1 for forward in seen[1:])]
-        read_at = seen[0].ended
+        first = seen[0]
+        verifying = first.seconds * drafted[0] / first.tokens
+        drafting = sum(f.seconds for f in drafts[1:] if f.begun < first.begun)
         stats = Stats(
-            prefill_s=read_at - begun,
-            verify_s=sum(f.seconds for f in seen[1:]),
-            draft_s=sum(f.seconds for f in drafts if f.begun > read_at),
+            prefill_s=first.ended - begun - verifying - drafting,
+            verify_s=verifying + sum(f.seconds for f in seen[1:]),
+            draft_s=sum(f.seconds for f in drafts[1:]),
         )
         return [result_of(request, self.target, ids, rounds, counted(stats, rounds, drafted), self._eos(request.params))]
 
@@ -114,7 +122,7 @@ class StockPeer:
         told = self._told(params, max(r.params.max_new_tokens for r in group), pad)
         with watched(self.model) as seen, torch.random.fork_rng(devices=[]):
             torch.manual_seed(params.seed)
-            begun = time.perf_counter()
+            begun = clock(device)
             out = self.model.generate(ids, attention_mask=mask, **told, **self.drafting)  # [B, L + new]
         return out[:, longest:].tolist(), seen, begun
 

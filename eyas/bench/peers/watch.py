@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+
+from eyas.machine import clock
 
 
 @dataclass
@@ -33,12 +34,12 @@ def watched(module: nn.Module) -> Iterator[list[Forward]]:
     def begin(_: nn.Module, __: Any, told: dict[str, Any]) -> None:
         cache = told.get("cache", told.get("past_key_values"))
         known = cache.get_seq_length() if cache is not None else 0
-        seen.append(Forward(told["input_ids"].shape[1], int(known), time.perf_counter()))
+        seen.append(Forward(told["input_ids"].shape[1], int(known), clock(told["input_ids"].device)))
 
-    def end(*_: Any) -> None:
-        seen[-1].ended = time.perf_counter()
+    def end(_: nn.Module, __: Any, told: dict[str, Any], ___: Any) -> None:
+        seen[-1].ended = clock(told["input_ids"].device)
 
-    hooks = [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end)]
+    hooks = [module.register_forward_pre_hook(begin, with_kwargs=True), module.register_forward_hook(end, with_kwargs=True)]
     try:
         yield seen
     finally:
