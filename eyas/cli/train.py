@@ -9,7 +9,7 @@ import typer
 
 from eyas.chat import parse_flags
 from eyas.cli.options import Force, TargetChoice, Yes, consent, takes_target
-from eyas.data.store import features_beside
+from eyas.data.store import features_folder
 from eyas.data.texts import training_texts
 from eyas.progress import console
 from eyas.training.recipe import taps_wanted
@@ -39,7 +39,13 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="any other setting, e.g. loss=lk_lambda or head.num_layers=2; repeatable")
     ] = None,
-    features: Annotated[Path | None, typer.Option(help="feature store; default: RESPONSES with .features")] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            help="feature store; default: RESPONSES with .features. none: no disk, but a forward of the target for every text "
+            "in every epoch"
+        ),
+    ] = None,
     held_out: Annotated[
         float, typer.Option(help="share, or number, of texts kept for races; as many again choose the head", min=0)
     ] = 0.05,
@@ -68,7 +74,7 @@ def train(
     samples = training_texts(responses, model, **parse_flags(flag or []))
     try:
         reached = run(
-            model, samples, out, settings, features=features or features_beside(responses, settings.drafter), held_out=held_out,
+            model, samples, out, settings, features=features_folder(features, responses, settings.drafter), held_out=held_out,
             max_length=max_length, track=track or (), consent=consent(yes, force),
         )  # fmt: skip
     except KeyboardInterrupt:
