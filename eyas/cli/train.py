@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from eyas.progress import console
 from eyas.training.recipe import taps_wanted
 from eyas.training.recipe import train as run
 from eyas.training.settings import describe_settings, read_train_config
+from eyas.training.workers import first_process, own_device
 
 
 def _show_settings(asked: bool) -> None:
@@ -70,7 +72,8 @@ def train(
             "unroll": unroll, "seed": seed,
         },
     )  # fmt: skip
-    model = target.load(taps_wanted(settings))
+    console.quiet = not first_process()
+    model = replace(target, device=own_device(target.device, target.device_map)).load(taps_wanted(settings))
     samples = training_texts(responses, model, **parse_flags(flag or []))
     try:
         reached = run(

@@ -1,8 +1,8 @@
 """The feature store: a folder of memory-mapped shards with checksums, appended to while the target answers.
 
 `index.json` names the target, the taps and the shards with their texts; a shard appears in it only when its file is whole, so
-an interrupted job loses at most the texts that were not flushed. Processes add to one store in turn. Per token a text costs H + 4 bytes for each tap and 6 K bytes
-for its teacher. A store of many taps serves heads that read some of them.
+an interrupted job loses at most the texts that were not flushed. Processes add to one store in turn. Per token a text costs
+H + 4 bytes for each tap and 6 K bytes for its teacher. A store of many taps serves heads that read some of them.
 """
 
 from __future__ import annotations

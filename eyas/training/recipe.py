@@ -43,11 +43,11 @@ def train(
     """Train a drafter for `target` on `samples` and leave the best one in `out`; a run in `out` is taken up where it stopped.
 
     `features` is the folder of the feature store: what it lacks is read from the target first; None: there is no store, and
-    the target reads a text whenever the run comes to it, with the same result. `held_out` is the share (or,
-    from 1 on, the number) of texts that the run never sees, so that the head can be measured on them; as many again choose
-    the best head. `track` names accelerate's trackers. What a long job will take is measured and said first (`consent`).
-    Under `torchrun` every process calls this alike. Raises EyasError for data with nothing to learn from, a job that cannot
-    fit, or when `out` holds a run with other settings.
+    the target reads a text whenever the run comes to it, with the same result. `held_out` is the share (or, from 1 on, the
+    number) of texts that the run never sees, so that the head can be measured on them; as many again choose the best head.
+    `track` names accelerate's trackers. What a long job will take is measured and said first (`consent`). Under `torchrun`
+    every process calls this alike. Raises EyasError for data with nothing to learn from, a job that cannot fit, or when `out`
+    holds a run with other settings.
     """
     workers = Workers(target.device, precision=config.precision, shard=config.shard, track=track, out=out)
     console.quiet = not workers.first
