@@ -149,7 +149,7 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
 class Target:
     """A frozen causal LM with its tokenizer. Make one with `Target.load` or from a model at hand with `Target(...)`.
 
-    Attributes: `name` (what the user wrote), `fingerprint` (16 hex digits naming weights and architecture, the same in every dtype),
+    Attributes: `name` (what the user wrote), `fingerprint` (16 hex digits naming weights and architecture, in any dtype),
     `tokenizer`, `hidden_size` H, `vocab_size` V, `num_layers`, `max_length` (context limit, tokens), `tap_ids`, `eos_ids`,
     `layer_shapes` (what each layer caches), `weights` (how the products are packed), `packing` (what that did). What heads
     start from: `embedding` [V, H], `lm_head_weight` [V, H] (the embedding itself where tied), `final_norm_weight` [H] or None,

@@ -33,7 +33,7 @@ def train(
     minutes: Annotated[float | None, typer.Option(help="length of the run in minutes")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run in optimiser steps (repeatable)")] = None,
     drafter: Annotated[str | None, typer.Option(help="eagle3 (default), eagle1 (EAGLE-2's head as well) or medusa")] = None,
-    init_from: Annotated[str | None, typer.Option(help="target (warm start), random, or the folder of a head")] = None,
+    init_from: Annotated[str | None, typer.Option(help="target (warm start), random, or a head: its folder or hub id")] = None,
     vocab: Annotated[int | None, typer.Option(help="draft vocabulary")] = None,
     unroll: Annotated[int | None, typer.Option(help="steps of training-time test")] = None,
     seed: Annotated[int | None, typer.Option()] = None,

@@ -26,6 +26,7 @@ from eyas.heads.files import tap_ids
 from eyas.heads.head import DraftHead
 from eyas.heads.start import Start, head_from, new_eagle1_head, new_head, new_medusa_head
 from eyas.heads.vocab import choose_vocabulary, count_tokens, coverage
+from eyas.locate import locate_head
 from eyas.progress import Interrupt, console, progress
 from eyas.target import Target
 from eyas.training.checkpoint import STATE
@@ -113,9 +114,10 @@ def starting_head(target: Target, config: TrainConfig, counts: Tensor) -> DraftH
         return new_head(target, choose_vocabulary(counts, size), start=start, seed=config.seed, options=config.head)
     if config.head != HeadOptions():
         raise EyasError(f"the head that starts from {config.init_from} has its shape; leave out the settings under 'head'")
+    folder = locate_head(config.init_from)
     if config.remap_vocabulary:
-        return head_from(config.init_from, target, choose_vocabulary(counts, size), seed=config.seed)
-    head = head_from(config.init_from, target)
+        return head_from(folder, target, counts, config.draft_vocab_size, seed=config.seed)
+    head = head_from(folder, target)
     if config.draft_vocab_size not in (None, len(head.d2t)):
         raise EyasError(
             f"the head {config.init_from} has a draft vocabulary of {len(head.d2t)}, not {config.draft_vocab_size}; "
@@ -128,7 +130,7 @@ def taps_wanted(config: TrainConfig) -> tuple[int, ...] | None:
     """The taps with which the target of a run must be loaded; None: its default ones."""
     if config.init_from in ("target", "random"):
         return config.head.taps
-    return tap_ids(config.init_from)
+    return tap_ids(locate_head(config.init_from))
 
 
 def _flat(settings: dict[str, object], prefix: str = "") -> dict[str, object]:
