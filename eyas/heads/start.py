@@ -118,7 +118,10 @@ def _warm(head: Eagle3Head, target: Target) -> None:
     """Copy what the target has a counterpart for, and say what it lacks. The fusion passes the high tap through."""
     config = head.config
     h = config.hidden_size
-    left = [name for name, *given in _counterparts(head, target) if not _copied(*given) and given[0].ndim == 2]
+    left = []
+    for name, parameter, part, source in _counterparts(head, target):
+        if not _copied(parameter, part, source) and part.ndim == 2:
+            left.append(name)
     if left:
         console.print(
             f"the warm start leaves {len(left)} of the head's matrices random, the first {left[0]}: the target's are quantised "
