@@ -90,6 +90,34 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path) -> Non
     assert not trainer._optimise([[1]]).skipped and not torch.equal(head.fc.weight, before["fc.weight"])
 
 
+def test_the_scaler_of_gradients_goes_on_where_it_stood(tmp_path: Path) -> None:
+    target = tiny_target("llama")
+    texts = some_texts(target)
+
+    def trainer_of(scale: float) -> Trainer:
+        trainer = Trainer(random_head(target), texts, texts, TrainConfig(steps=3, unroll=2), tmp_path)
+        trainer.workers._accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)  # as fp16 has one on a GPU
+        return trainer
+
+    trainer_of(32.0).save()
+    again = trainer_of(1024.0)
+    assert again.resume() and again.workers._accelerator.scaler.get_scale() == 32.0
+    plain = Trainer(random_head(target), texts, texts, TrainConfig(steps=3, unroll=2), tmp_path)
+    assert plain.resume()
+
+
+def test_a_run_begun_on_a_gpu_goes_on_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama")
+    texts = some_texts(target)
+    before = Trainer(random_head(target), texts, texts, TrainConfig(steps=3, unroll=2), tmp_path)
+    before._optimise([[0]])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        before.save()
+    again = Trainer(random_head(target), texts, texts, TrainConfig(steps=3, unroll=2), tmp_path)
+    assert again.resume() and again.step == 1
+
+
 def test_bf16_is_close_to_float32_and_weights_stay_float32(tmp_path: Path) -> None:
     target = tiny_target("llama")
     texts = some_texts(target)

@@ -291,7 +291,8 @@ class Trainer:
         place["best"] = None if best is None else (best.acceptance.offered, best.acceptance.accepted, best.tau)
         head, optimizer = self.workers.head().state_dict(), self.workers.optimizer_state()
         if self.workers.first:
-            save_state(self.out, {"head": head, "optimizer": optimizer, "place": place})
+            scaler = self.workers.scaler_state()
+            save_state(self.out, {"head": head, "optimizer": optimizer, "place": place, "scaler": scaler})
 
     def resume(self) -> bool:
         """Take up the state in `out`, if there is one; its log loses what came after it."""
@@ -302,6 +303,7 @@ class Trainer:
             return False
         self.workers.load_head(state["head"])
         self.workers.load_optimizer(state["optimizer"])
+        self.workers.load_scaler(state.get("scaler"))
         best = state["place"].pop("best")
         if best is not None:
             offered, accepted, tau = best

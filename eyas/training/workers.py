@@ -132,6 +132,16 @@ class Workers:
         options = StateDictOptions(full_state_dict=True)
         set_optimizer_state_dict(self._model, self._optimizer.optimizer, state, options=options)
 
+    def scaler_state(self) -> dict[str, Any] | None:
+        """The state of the gradient scaler (fp16); None where there is none."""
+        scaler = self._accelerator.scaler
+        return None if scaler is None else scaler.state_dict()
+
+    def load_scaler(self, state: dict[str, Any] | None) -> None:
+        """Take over a scaler's state; a run that goes on in another precision has no use for it."""
+        if state and self._accelerator.scaler is not None:
+            self._accelerator.scaler.load_state_dict(state)
+
     # -- a step -----------------------------------------------------------------------------------------------------
 
     def computing(self, *, last: bool) -> AbstractContextManager[Any]:
