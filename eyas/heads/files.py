@@ -34,7 +34,7 @@ from eyas.shards import PICKLE, SAFETENSORS, weight_files
 from eyas.target import Target
 
 __all__ = [
-    "Checkpoint", "head_hash", "load_any_head", "load_eagle1_head", "load_head", "load_medusa_head", "read_checkpoint",
+    "Checkpoint", "head_hash", "load_any_head", "load_eagle1_head", "load_head", "read_checkpoint",
     "save_head", "stored_tensors", "tap_ids", "write_head",
 ]  # fmt: skip
 
@@ -70,14 +70,6 @@ def load_eagle1_head(folder: Path | str, target: Target) -> Eagle1Head:
     if not eagle1.is_eagle1(checkpoint):
         raise EyasError(f"{checkpoint.folder} holds no EAGLE-1 head")
     return _eagle1(checkpoint, target)
-
-
-def load_medusa_head(folder: Path | str, target: Target) -> MedusaHead:
-    """Read the Medusa heads in `folder` for `target`, as `load_head` does."""
-    checkpoint = read_checkpoint(folder, target.device)
-    if not medusa.is_medusa(checkpoint):
-        raise EyasError(f"{checkpoint.folder} holds no Medusa heads")
-    return _medusa(checkpoint, target)
 
 
 def load_any_head(folder: Path | str, target: Target) -> DraftHead:
