@@ -21,12 +21,13 @@ from collections.abc import Sequence
 import study
 
 from eyas.data.features import Features
+from eyas.data.fetching import Fetched
 from eyas.training.config import TrainConfig
 
 DEPTH = 5
 
 
-class TopTap(Sequence[Features]):
+class TopTap(Fetched):
     """Texts whose low and middle tap are silent."""
 
     def __init__(self, texts: Sequence[Features]) -> None:
@@ -35,9 +36,7 @@ class TopTap(Sequence[Features]):
     def __len__(self) -> int:
         return len(self._texts)
 
-    def __getitem__(self, number):  # type: ignore[no-untyped-def]
-        if isinstance(number, slice):
-            return [self[i] for i in range(*number.indices(len(self)))]
+    def fetch(self, number: int) -> Features:
         text = self._texts[number]
         scales = text.scales.clone()
         scales[:, :2] = 0

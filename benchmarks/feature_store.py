@@ -23,6 +23,7 @@ from torch import Tensor
 
 from eyas.chat import Sample
 from eyas.data.features import CHUNK, Features, text_key
+from eyas.data.fetching import Fetched
 from eyas.heads.vocab import choose_vocabulary
 from eyas.progress import progress
 from eyas.target import Target
@@ -31,7 +32,7 @@ from eyas.training.config import TrainConfig
 DEPTH = 5
 
 
-class FullPrecision(Sequence[Features]):
+class FullPrecision(Fetched):
     """Features of `samples` with float32 taps and final states in memory; the teacher lists the draft vocabulary `drafted`
     int64 [D], projected anew each time."""
 
@@ -47,9 +48,7 @@ class FullPrecision(Sequence[Features]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, number):  # type: ignore[no-untyped-def]
-        if isinstance(number, slice):
-            return [self[i] for i in range(*number.indices(len(self)))]
+    def fetch(self, number: int) -> Features:
         sample, (taps, hidden) = self.samples[number], self._read[number]
         supervised = torch.tensor(sample.mask())
         parts = [self._teacher(self.target.logits(part)) for part in hidden[supervised[1:]].split(CHUNK)]
@@ -66,7 +65,7 @@ class FullPrecision(Sequence[Features]):
         return torch.cat([best, self.drafted[order]], -1), torch.cat([p.gather(-1, best), probs], -1)
 
 
-class Rounded(Sequence[Features]):
+class Rounded(Fetched):
     """Texts of the store, their taps rounded further to `bits`."""
 
     def __init__(self, texts: Sequence[Features], bits: int) -> None:
@@ -75,7 +74,7 @@ class Rounded(Sequence[Features]):
     def __len__(self) -> int:
         return len(self._texts)
 
-    def __getitem__(self, number: int) -> Features:
+    def fetch(self, number: int) -> Features:
         text = self._texts[number]
         taps = (text.taps.float() / self._step).round() * self._step
         return dataclasses.replace(text, taps=taps)
@@ -116,7 +115,7 @@ def main() -> None:
     print(json.dumps({**figures, **settings}))
 
 
-class _Part(Sequence[Features]):
+class _Part(Fetched):
     """The texts first..last of others, still read when asked for."""
 
     def __init__(self, texts: Sequence[Features], first: int, last: int) -> None:
@@ -125,12 +124,8 @@ class _Part(Sequence[Features]):
     def __len__(self) -> int:
         return self._last - self._first
 
-    def __getitem__(self, number):  # type: ignore[no-untyped-def]
-        if isinstance(number, slice):
-            return [self[i] for i in range(*number.indices(len(self)))]
-        if not -len(self) <= number < len(self):
-            raise IndexError(number)
-        return self._texts[self._first + number % len(self)]
+    def fetch(self, number: int) -> Features:
+        return self._texts[self._first + number]
 
 
 def bytes_per_token(folder: Path) -> float:

@@ -19,6 +19,7 @@ import torch
 from eyas.chat import Sample
 from eyas.data.batches import Batch
 from eyas.data.features import Features, text_key
+from eyas.data.fetching import Stored
 from eyas.data.samples import read_responses
 from eyas.data.store import FeatureStore
 from eyas.heads.eagle3 import Eagle3Head
@@ -28,7 +29,7 @@ from eyas.threads import choose_threads
 from eyas.training.acceptance import Acceptance, measure
 from eyas.training.config import TrainConfig
 from eyas.training.loop import Trainer
-from eyas.training.recipe import Stored, complete, starting_head
+from eyas.training.recipe import complete, starting_head
 
 ANSWERS = (Path("../shared/data/responses.jsonl.gz"), Path("runs/demo/responses.jsonl"))
 LONGEST = 384  # tokens; longer texts are left out, so that the arms' batches are alike
@@ -48,6 +49,8 @@ def arguments(what: str, full: dict[str, Any], quick: dict[str, Any]) -> argpars
     for name, value in full.items():
         if getattr(args, name) is None:
             setattr(args, name, quick.get(name, value) if args.quick else value)
+    if not args.answers.exists():
+        parser.error(f"there are no answers in {args.answers}; `make demo` writes some, or name others with --answers")
     return args
 
 

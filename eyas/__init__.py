@@ -31,7 +31,6 @@ _PUBLIC = {
     "MedusaHead": "eyas.heads.medusa",
     "load_any_head": "eyas.heads.files",
     "load_eagle1_head": "eyas.heads.files",
-    "load_medusa_head": "eyas.heads.files",
     "export_head": "eyas.export.run",
     "Engine": "eyas.decoding.engine",
     "Request": "eyas.decoding.row",

@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from eyas.errors import EyasError, why_not_written
+from eyas.progress import console
 
 
 def cache_dir() -> Path:
@@ -52,12 +53,38 @@ def alone_in(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise EyasError(f"cannot write {folder}: {why_not_written(error)}") from error
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _locked(held):
+            raise EyasError(f"another run is going on in {folder}; wait for it, stop it, or name another folder")
         yield
-    except BlockingIOError:
-        raise EyasError(f"another run is going on in {folder}; wait for it, stop it, or name another folder") from None
     finally:
         os.close(held)
+
+
+@contextmanager
+def in_turn(lock: Path, waiting: str) -> Iterator[None]:
+    """Hold the file `lock`, which is made where it is missing, once no other process holds it; `waiting` is printed if one
+    does. Raises EyasError when it cannot be made."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        held = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise EyasError(f"cannot write {lock}: {why_not_written(error)}") from error
+    try:
+        if not _locked(held):
+            console.print(waiting, style="yellow", markup=False)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock the file unless another process has; whether it is locked now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

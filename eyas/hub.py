@@ -1,8 +1,9 @@
 """Is something on the model hub, and can the hub be reached at all: asked once and briefly, where the libraries would go on
-trying for a minute."""
+trying for a minute. And what is there brought here."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import httpx2
@@ -11,6 +12,7 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
 from eyas.errors import EyasError
 
+HEAD_FILES = ["*.json", "*.safetensors", "*.bin"]
 REACH_S = 5.0  # how long to wait for the hub
 
 
@@ -46,3 +48,18 @@ def hub_model(name: str) -> str:
     raise EyasError(
         f"'{name}' is no folder here, and the hub shows no such model (a private one needs `hf auth login` or HF_TOKEN)"
     )
+
+
+def hub_folder(name: str) -> Path:
+    """The folder of a copy of the hub's head `name`, which is brought here where the cache lacks it.
+
+    Raises EyasError as `hub_model` does, or when it cannot be fetched.
+    """
+    found = hub_model(name)
+    if found != name:
+        return Path(found)
+    try:
+        return Path(snapshot_download(name, allow_patterns=HEAD_FILES))
+    except (httpx2.HTTPError, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise EyasError(f"cannot fetch '{name}' from the hub: {reason}") from error

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eyas.errors import EyasError, why_not_written
 from eyas.files import cache_dir, sha256
-from eyas.hub import hub_model
+from eyas.hub import hub_folder, hub_model
 from eyas.progress import console
 from eyas.shards import PICKLE, SAFETENSORS, index_path, numbered_shards
 
@@ -48,9 +48,22 @@ def locate(spec: str) -> str:
         if not (path / "config.json").is_file() and not (path / ADAPTER).is_file():
             raise EyasError(f"target '{spec}': the directory holds no config.json, so it is no Hugging Face model")
         return str(_with_index(path))
-    if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
+    if not _may_be_on_hub(spec):
         raise EyasError(f"target '{spec}': no such directory")
     return hub_model(spec)
+
+
+def locate_head(spec: str) -> Path:
+    """The folder of the head `spec`, a folder or a hub id; one that is neither is returned as it is.
+
+    Raises EyasError when the hub has no such head or cannot be reached.
+    """
+    path = Path(spec).expanduser()
+    return hub_folder(spec) if not path.exists() and "/" in spec and _may_be_on_hub(spec) else path
+
+
+def _may_be_on_hub(spec: str) -> bool:
+    return not (Path(spec).is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1)
 
 
 def stored_dtype(location: str) -> str:

@@ -149,7 +149,7 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
 class Target:
     """A frozen causal LM with its tokenizer. Make one with `Target.load` or from a model at hand with `Target(...)`.
 
-    Attributes: `name` (what the user wrote), `fingerprint` (16 hex digits naming the weights, the same in every dtype),
+    Attributes: `name` (what the user wrote), `fingerprint` (16 hex digits naming weights and architecture, in any dtype),
     `tokenizer`, `hidden_size` H, `vocab_size` V, `num_layers`, `max_length` (context limit, tokens), `tap_ids`, `eos_ids`,
     `layer_shapes` (what each layer caches), `weights` (how the products are packed), `packing` (what that did). What heads
     start from: `embedding` [V, H], `lm_head_weight` [V, H] (the embedding itself where tied), `final_norm_weight` [H] or None,
@@ -165,6 +165,12 @@ class Target:
             raise EyasError(
                 f"target '{name}' is of the family '{config.model_type}', which keeps a recurrent state that a rejected "
                 "draft cannot be taken out of again; eyas supports attention-only targets"
+            )
+        absent = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+        if absent:
+            raise EyasError(
+                f"target '{name}' does not fit its devices: {len(absent)} of its parameters were left out of them, the first "
+                f"'{absent[0]}'; give it more room, a smaller --dtype, or a quantised copy"
             )
         self.model = model.eval().requires_grad_(False)
         self.name, self.tokenizer, self.config = name, tokenizer, config
@@ -377,11 +383,30 @@ def _eos_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(ids)
 
 
+# What of a configuration decides a forward, as families call it; most of it is in no weight.
+_FACTS = (
+    "model_type", "hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "hidden_act", "hidden_activation", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps",
+    "rope_parameters", "sliding_window", "layer_types",
+    "query_pre_attn_scalar", "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling",
+    "num_experts_per_tok", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group",
+)  # fmt: skip
+
+
+def _as_fact(value: Any) -> Any:
+    """`value` in one spelling: what is None is not there, and a number is a float."""
+    if isinstance(value, dict):
+        return {str(name): _as_fact(part) for name, part in value.items() if part is not None}
+    if isinstance(value, list | tuple):
+        return [_as_fact(part) for part in value]
+    return float(value) if isinstance(value, int | float) else str(value)
+
+
 def _fingerprint(model: Any) -> str:
     """16 hex digits over the architecture and a sample of every parameter, rounded to bfloat16 so that dtype plays no part."""
     config = model.config.get_text_config()
-    facts = [config.model_type, config.hidden_size, config.num_hidden_layers, config.vocab_size]
-    digest = hashlib.sha256(json.dumps(facts).encode())
+    facts = {name: _as_fact(value) for name in _FACTS if (value := getattr(config, name, None)) is not None}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name, parameter in sorted(model.named_parameters()):
         flat = parameter.detach().flatten()
         sample = flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.bfloat16)

@@ -17,9 +17,9 @@ from eyas.chat import encode
 @dataclass
 class FakeServer:
     """`say(prompt ids)` is the answer's text. `speaks` are the kinds of reply it knows: "ids", "logprobs", "generate",
-    "text" (ids as prompt), "text only". `trouble(number)` may return a status, "drop" or "garbage" for the number-th
-    completion request; `slow` seconds pass before every answer, `pace` between the tokens of a streamed one. `pages` are
-    what it shows beside its API, like /metrics."""
+    "text" (ids as prompt), "text only"; or "chat" alone. `trouble(number)` may return a status, "drop" or "garbage" for the
+    number-th completion request; `slow` seconds pass before every answer, `pace` between the tokens of a streamed one.
+    `pages` are what it shows beside its API, like /metrics."""
 
     tokenizer: Any
     say: Callable[[list[int]], str]
@@ -55,6 +55,8 @@ class FakeServer:
 
     def reply(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """Status and content for a request."""
+        if self.speaks == {"chat"} and not path.endswith("/chat/completions"):
+            return 404, {"detail": "Not Found"}
         if path == "/generate":
             if "generate" not in self.speaks:
                 return 404, {"detail": "Not Found"}

@@ -92,7 +92,7 @@ def test_held_out_takes_what_training_set_aside(tmp_path: Path) -> None:
     from eyas.data.samples import held_out_split, read_responses
 
     path = write_lines(
-        tmp_path / "responses.jsonl", *({"id": f"r{i}", "ids": [5, 6, 7 + i], "prompt_len": 1} for i in range(40))
+        tmp_path / "responses.jsonl", *({"id": f"r{i}", "ids": [5 + i, 6, 7], "prompt_len": 1} for i in range(40))
     )
     aside = [s.id for s in held_out_split(read_responses(path), 0.25)[1]]
     assert [i.id for i in read_suite(path, tiny_target(), held_out=0.25).items] == aside

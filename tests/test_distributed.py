@@ -54,3 +54,8 @@ def test_a_run_of_two_processes_leaves_one_head_and_one_log(two: Path) -> None:
     rows = [json.loads(line) for line in (two / "head/log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [1, 2, 3] and sum("eval" in row for row in rows) == 1
     assert load_head(two / "head", tiny_target("llama")).config.draft_vocab_size == 120
+
+
+def test_two_processes_that_read_on_the_fly_train_the_same_head(two: Path) -> None:
+    stored, read = (load_head(two / out, tiny_target("llama")).state_dict() for out in ("head", "on the fly"))
+    assert all(torch.equal(read[name], tensor) for name, tensor in stored.items())

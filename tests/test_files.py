@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,40 @@ def test_a_full_disk_keeps_head_state_and_features(tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.rglob("*.part"))
     store.flush()  # there is room again
     assert texts[1].key in FeatureStore(tmp_path / "f", target, top_k=VOCAB)
+
+
+def test_two_processes_that_add_to_one_store_lose_nothing(tmp_path: Path) -> None:
+    target = tiny_target("llama")
+    first, second, third = some_texts(target)
+    one, other = (FeatureStore(tmp_path / "f", target, top_k=VOCAB) for _ in range(2))  # both see an empty folder
+    one.add(first)
+    other.add(first)
+    other.add(second)
+    one.flush()
+    other.flush()
+    one.add(third)
+    one.flush()
+    again = FeatureStore(tmp_path / "f", target, top_k=VOCAB)
+    assert len(again) == 3
+    for store in (again, one):
+        for text in (first, second, third):
+            assert torch.equal(store[text.key].taps, text.taps) and torch.equal(store[text.key].ids, text.ids)
+
+
+def test_who_adds_to_a_store_waits_for_who_does_so_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tiny_target("llama")
+    one, other = (FeatureStore(tmp_path / "f", target, top_k=VOCAB) for _ in range(2))
+    first, second, _ = some_texts(target)
+    other.add(second)
+    with one.adding():
+        thread = threading.Thread(target=other.flush, daemon=True)
+        thread.start()
+        one.add(first)
+        one.flush()
+        thread.join(0.2)
+        assert thread.is_alive() and "another process adds features to" in capsys.readouterr().err
+    thread.join(20)
+    assert first.key in other and len(FeatureStore(tmp_path / "f", target, top_k=VOCAB)) == 2
 
 
 def test_a_folder_holds_one_run_at_a_time(tmp_path: Path) -> None:

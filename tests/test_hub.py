@@ -16,6 +16,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from eyas.data.prompts import read_prompts
 from eyas.data.samples import open_responses
+from eyas.data.store import features_beside, features_folder
 from eyas.errors import EyasError
 from eyas.locate import locate
 
@@ -142,3 +143,10 @@ def test_model_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         locate("owner/model")
     monkeypatch.setattr("eyas.hub.snapshot_download", lambda name, local_files_only: str(tmp_path))
     assert locate("owner/model") == str(tmp_path)  # the copy in the cache, while the hub is away
+
+
+def test_features_of_a_data_set_on_the_hub_lie_here() -> None:
+    assert features_beside(Path("hub:owner/chats-1.5:train")) == Path("owner-chats-1.5-train.features")
+    assert features_beside(Path("hub:/abs/chats"), "medusa") == Path("abs-chats.final.features")
+    assert features_folder(None, Path("a/b.jsonl"), "eagle3") == Path("a/b.features")
+    assert features_folder(Path("none"), Path("a/b.jsonl"), "eagle3") is None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import math
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from eyas.data.hashing import content_id, derived_seed, derived_share
 from eyas.data.prompts import read_prompts
-from eyas.data.self_prompts import distinctness, user_opening, write_own_prompts
+from eyas.data.self_prompts import user_opening, write_own_prompts
 from eyas.data.temperatures import Temperatures
 from eyas.decoding.sampling import SamplingParams
 from eyas.errors import EyasError
@@ -146,7 +146,6 @@ BAD = [
     ({"prompt": ["x"]}, "something other than messages"),
     ({"prompt": "x", "tools": "add"}, "tools: text that is no JSON"),
     ('{"prompt": "\\ud800"}', "characters that are no text"),
-    ({"id": "good", "prompt": "another"}, "the id 'good' is taken by line 1"),
 ]
 
 
@@ -182,6 +181,43 @@ def test_repetitions_are_dropped_and_counted(tmp_path):
     assert (len(read.prompts), read.duplicates, read.bad) == (2, 1, [])
 
 
+def test_ids_that_are_given_twice_are_told_apart(tmp_path):
+    for shard in (0, 1, 2):
+        rows = [{"id": i, "prompt": f"shard {shard} prompt {i}"} for i in range(3)] + [{"id": "1#2", "prompt": f"own {shard}"}]
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist([{**row, "id": str(row["id"])} for row in rows]), tmp_path / f"{shard}.parquet"
+        )
+    read = read_prompts(tmp_path)
+    assert (len(read.prompts), read.bad, read.duplicates) == (12, [], 0)
+    ids = [p.id for p in read.prompts]
+    assert ids[:8] == ["0", "1", "2", "1#2", "0#2", "1#3", "2#2", "1#2#2"] and len(set(ids)) == 12
+
+
+def test_columns_give_a_tool_no_keys_of_another(tmp_path):
+    tools = [
+        {"function": {"name": "a", "parameters": {"type": "object", "properties": {"x": {"type": "string", "enum": ["u"]}}}}},
+        {"function": {"name": "b", "parameters": {"type": "object", "properties": {"y": {"type": "number"}}}}},
+    ]
+    calls = [
+        {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": {"x": "u"}}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "b", "arguments": {"y": 2.0}}}]},
+    ]
+    row = {"messages": [user("add"), *calls], "tools": tools}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    datasets.Dataset.from_list([row]).save_to_disk(tmp_path / "saved")
+    for source in (tmp_path / "a.parquet", tmp_path / "saved", write(tmp_path / "a.jsonl", [row])):
+        (prompt,) = read_prompts(source).prompts
+        assert prompt.tools == tools and prompt.messages[1:] == calls
+
+
+def test_csv_with_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'id,prompt\na,hello\nb,"two\nlines \xff"\nc,more\n')
+    read = read_prompts(path)
+    assert [p.id for p in read.prompts] == ["a", "c"]
+    assert [(b.line, b.why) for b in read.bad] == [(4, "not UTF-8 text")]
+
+
 def test_files_that_cannot_be_used(tmp_path):
     for name, content, why in [
         ("empty.jsonl", b"", "no prompt in it"),
@@ -193,7 +229,8 @@ def test_files_that_cannot_be_used(tmp_path):
         ("a.parquet", b"nonsense", "not a readable Parquet file"),
         ("a.jsonl.gz", b"nonsense", "cannot be read"),
         ("b.jsonl.gz", gzip.compress(b'{"prompt": "x"}\n' * 9999)[:-20], "cannot be read"),
-        ("a.csv", b"prompt\n\xff\n", "cannot be read"),
+        ("a.csv", b"prompt\n\xff\n", r"no prompt in it \(1 bad rows; the first, line 2: not UTF-8 text"),
+        ("b.csv", b"pr\xffompt\nx\n", "the head line is not UTF-8 text"),
     ]:
         path = tmp_path / name
         path.write_bytes(content)
@@ -341,9 +378,3 @@ def test_user_turn_that_a_special_token_closes(capsys):
     prompts = write_own_prompts(engine, 1, params=PARAMS)
     assert prompts[0].messages == [user(GOOD)]
     assert engine.asked[0].params.stop_ids == (tokenizer.convert_tokens_to_ids("[/INST]"),)
-
-
-def test_distinctness():
-    assert distinctness([]) == 1.0
-    assert distinctness(["a b c d"]) == 1.0
-    assert math.isclose(distinctness(["a b c", "a b c"]), 0.5)

@@ -219,7 +219,7 @@ def test_answers_cut_at_the_limit_are_marked(tmp_path):
     assert done.finish == {"length": 3}
     assert "3 cut at the limit" in done.line()
     assert all(row["finish"] == "length" and len(row["ids"]) - row["prompt_len"] == 24 for row in rows(out).values())
-    assert statistics(read_responses(out)).cut_at_limit == 3
+    assert statistics(read_responses(out)).finish["length"] == 3
 
 
 def test_time_limit_stops_asking_but_finishes_what_is_in_flight(tmp_path, monkeypatch):
@@ -365,7 +365,7 @@ def test_several_answers_to_one_prompt_are_all_kept(tmp_path):
 
 
 def test_ids_of_the_users_own_that_look_like_turns_are_ids(tmp_path):
-    texts = [("a", [5, 6, 9]), ("a#2", [5, 7]), ("a", [5, 6, 8]), ("b#1", [5, 9]), ("b#2", [5, 9, 9])]
+    texts = [("a", [5, 6, 9]), ("a#2", [4, 7]), ("a", [5, 6, 8]), ("b#1", [3, 9]), ("b#2", [2, 9, 9])]
     path = write(tmp_path / "r.jsonl", [{"id": name, "ids": ids, "prompt_len": 1} for name, ids in texts])
     samples = read_responses(path)
     assert [(s.id, s.conversation) for s in samples] == [("a", ""), ("a#2", ""), ("a#3", "a"), ("b#1", ""), ("b#2", "")]
@@ -431,15 +431,17 @@ def test_features_are_kept_apart_by_everything_that_shapes_them(tmp_path):
         FeatureStore(tmp_path, target, top_k=8)
 
 
-def test_held_out_split_is_drawn_from_the_ids_alone():
-    samples = [Sample(f"s{i}", [1, 2], [(1, 2)]) for i in range(200)]
+def test_held_out_split_is_drawn_from_the_prompts_alone():
+    samples = [Sample(f"s{i}", [i, 2], [(1, 2)]) for i in range(200)]
     train, aside = held_out_split(samples, 0.1)
     assert 8 <= len(aside) <= 34
     assert not {s.id for s in train} & {s.id for s in aside}
     assert len(train) + len(aside) == 200
     shuffled = random.Random(0).sample(samples, 200)
     assert {s.id for s in held_out_split(shuffled, 0.1)[1]} == {s.id for s in aside}
-    more = [*samples, *(Sample(f"t{i}", [1, 2], [(1, 2)]) for i in range(100))]
+    renamed = [replace(s, id=f"r{i}", ids=[*s.ids, 7]) for i, s in enumerate(samples)]  # other answers to the same prompts
+    assert [s.ids[0] for s in held_out_split(renamed, 0.1)[1]] == [s.ids[0] for s in aside]
+    more = [*samples, *(Sample(f"t{i}", [i, 3], [(1, 2)]) for i in range(300))]
     assert {s.id for s in aside} <= {s.id for s in held_out_split(more, 0.1)[1]}
     assert {s.id for s in held_out_split(samples, 0.1, seed=1)[1]} != {s.id for s in aside}
     assert len(held_out_split(samples, 20)[1]) == 20
@@ -450,10 +452,23 @@ def test_held_out_split_is_drawn_from_the_ids_alone():
 
 
 def test_turns_of_one_conversation_are_not_torn_apart():
-    samples = [Sample(f"c{i}#{t}", [1, 2], [(1, 2)], conversation=f"c{i}") for i in range(40) for t in (1, 2, 3)]
+    samples = [
+        Sample(f"c{i}#{t}", [i, *[1] * t, 2], [(t + 1, t + 2)], conversation=f"c{i}") for i in range(40) for t in (3, 1, 2)
+    ]
     train, aside = held_out_split(samples, 10)
     assert len(aside) == 30
     assert not {s.conversation for s in train} & {s.conversation for s in aside}
+
+
+def test_answers_to_one_prompt_are_on_one_side_of_a_split_whatever_their_ids():
+    samples = [Sample(f"{answer}-{i}", [i, 5, 6 + answer], [(2, 3)]) for i in range(40) for answer in range(3)]
+    samples += [
+        Sample(f"chat{i}#{t}", [i, 5, *[9] * t], [(t + 1, t + 2)], conversation=f"chat{i}") for i in range(40) for t in (1, 2)
+    ]
+    for held_out in (0.3, 10):
+        train, aside = held_out_split(samples, held_out)
+        assert not {s.ids[0] for s in train} & {s.ids[0] for s in aside}
+        assert len(aside) == 5 * len({s.ids[0] for s in aside})
 
 
 def test_statistics():
@@ -509,7 +524,6 @@ def test_what_looks_wrong_is_said(tmp_path):
     assert [s.id for s in found.samples] == ["a", "b", "c"] and found.duplicates == 1
     assert warnings_of(found, e.target) == {
         "an answer is nothing but its end": (1, "b"),
-        "asks what an earlier one asks, so both sides of a split may hold it": (1, "b"),
         "the template's generation prompt does not stand before an answer (another template, or other flags?)": (1, "c"),
     }
 

@@ -8,20 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from eyas.cli.app import app
+from eyas.cli.options import TargetChoice
 from eyas.data.batches import Batch
 from eyas.decoding.stats import Stats
 from eyas.decoding.tree import TreeShape
 from eyas.errors import EyasError
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.files import load_head
+from eyas.progress import console
 from eyas.training import workers as workers_module
 from eyas.training.config import TrainConfig
 from eyas.training.judge import EngineJudge
 from eyas.training.loop import Trainer
 from eyas.training.recipe import train
 from eyas.training.settings import describe_settings, read_train_config
-from eyas.training.workers import Workers
+from eyas.training.workers import Workers, first_process, own_device
 from tests.test_training import CONFIG, corpus
 from tests.test_unroll import random_head, some_texts
 from tests.tiny import tiny_target
@@ -84,6 +88,34 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path) -> Non
     assert all(torch.equal(tensor, before[name]) for name, tensor in head.state_dict().items())
     handle.remove()
     assert not trainer._optimise([[1]]).skipped and not torch.equal(head.fc.weight, before["fc.weight"])
+
+
+def test_the_scaler_of_gradients_goes_on_where_it_stood(tmp_path: Path) -> None:
+    target = tiny_target("llama")
+    texts = some_texts(target)
+
+    def trainer_of(scale: float) -> Trainer:
+        trainer = Trainer(random_head(target), texts, texts, TrainConfig(steps=3, unroll=2), tmp_path)
+        trainer.workers._accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)  # as fp16 has one on a GPU
+        return trainer
+
+    trainer_of(32.0).save()
+    again = trainer_of(1024.0)
+    assert again.resume() and again.workers._accelerator.scaler.get_scale() == 32.0
+    plain = Trainer(random_head(target), texts, texts, TrainConfig(steps=3, unroll=2), tmp_path)
+    assert plain.resume()
+
+
+def test_a_run_begun_on_a_gpu_goes_on_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama")
+    texts = some_texts(target)
+    before = Trainer(random_head(target), texts, texts, TrainConfig(steps=3, unroll=2), tmp_path)
+    before._optimise([[0]])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        before.save()
+    again = Trainer(random_head(target), texts, texts, TrainConfig(steps=3, unroll=2), tmp_path)
+    assert again.resume() and again.step == 1
 
 
 def test_bf16_is_close_to_float32_and_weights_stay_float32(tmp_path: Path) -> None:
@@ -153,6 +185,48 @@ def test_an_unknown_or_missing_tracker_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(workers_module, "get_available_trackers", list)
     with pytest.raises(EyasError, match="not installed"):
         Workers(track=["tensorboard"])
+
+
+def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_device("cuda") == "cuda" and own_device("cuda:1", "auto") == "cuda:1" and first_process()
+    for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert own_device("cuda") == "cuda:1" and own_device("cpu") == "cpu" and not first_process()
+    with pytest.raises(EyasError, match="leave out --device-map"):
+        own_device("cuda", "auto")
+    with pytest.raises(EyasError, match="cannot share cuda:0"):
+        own_device("cuda:0")
+
+
+def test_the_command_gives_each_process_its_gpu_and_only_the_first_speaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the target is loaded and before the data are read."""
+    asked: list[str] = []
+
+    def load(choice: TargetChoice, taps: object) -> None:
+        asked.append(choice.device)
+        assert console.quiet
+        raise EyasError("far enough")
+
+    monkeypatch.setattr(console, "quiet", False)
+    monkeypatch.setattr(TargetChoice, "load", load)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    told = CliRunner().invoke(app, ["train", str(tmp_path / "a.jsonl"), "--steps", "1", "--device", "cuda"])
+    assert str(told.exception) == "far enough" and asked == ["cuda:1"]
+
+
+def test_a_gpu_that_is_named_is_the_one_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for device in ("cuda:1", "cuda", "cpu"):
+        Workers(device)
+    assert chosen == [torch.device("cuda:1")]
+
+
+def test_frozen_buffers_are_not_sent_around() -> None:
+    assert Workers()._accelerator.ddp_handler.broadcast_buffers is False
 
 
 def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:

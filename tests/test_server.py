@@ -69,6 +69,13 @@ def test_stored_tokens_are_exactly_those_the_server_saw_and_wrote(tmp_path, spea
         read_responses(out, tokenizer=tiny_target().tokenizer)
 
 
+def test_a_server_that_only_chats_is_refused_and_told_what_it_lacks(tmp_path):
+    server = fake(speaks={"chat"})
+    with pytest.raises(EyasError, match=r"has no /v1/completions \(HTTP 404: .*\): by its chat API alone the tokens") as caught:
+        run(server, tmp_path / "r.jsonl")
+    assert "\n" not in str(caught.value) and len(server.asked) == len(DIALECTS)
+
+
 def test_sampling_is_told_to_the_server_and_each_answer_has_its_own_seed(tmp_path):
     server = fake()
     run(server, tmp_path / "r.jsonl", temperatures=Temperatures.parse("0,0.8"), params=SamplingParams(24, top_k=5, seed=1))

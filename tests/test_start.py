@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -65,8 +66,66 @@ def test_a_remapped_vocabulary_keeps_the_rows_of_known_tokens(tmp_path: Path) ->
 def test_a_narrow_head_can_be_remapped_too(tmp_path: Path) -> None:
     target = tiny_target("llama")
     save_head(new_head(target, choose_vocabulary(NO_COUNTS, 70), options=HeadOptions(hidden_size=48)), tmp_path)
-    head = head_from(tmp_path, target, choose_vocabulary(NO_COUNTS, 90))
+    head = head_from(tmp_path, target, NO_COUNTS, 90)
     assert head.lm_head.weight.shape == (90, 48) and head.embed_tokens is not None
+
+
+def test_a_remapped_vocabulary_is_as_large_as_it_was_unless_told(tmp_path: Path) -> None:
+    save_head(random_head(tiny_target("llama"), 70), tmp_path)
+    settings = TrainConfig(steps=1, init_from=str(tmp_path), remap_vocabulary=True)
+    head = starting_head(tiny_target("llama"), settings, torch.arange(VOCAB))
+    assert head.draft_ids(head.d2t).tolist() == list(range(90, 160))
+
+
+def grown_target(more: int) -> Target:
+    """`tiny_target` with `more` tokens added after its own."""
+    model = copy.deepcopy(tiny_target("llama").model)
+    model.set_attn_implementation("eager")
+    model.resize_token_embeddings(VOCAB + more, mean_resizing=False)
+    return Target(model, tiny_target("llama").tokenizer, name="grown")
+
+
+@pytest.mark.parametrize(("size", "width"), [(70, None), (VOCAB, None), (70, 48)])
+def test_a_head_goes_on_with_a_target_that_has_tokens_added(size: int, width: int | None, tmp_path: Path) -> None:
+    target, grown = tiny_target("llama"), grown_target(8)
+    before = new_head(target, choose_vocabulary(NO_COUNTS, size), options=HeadOptions(hidden_size=width))
+    save_head(before, tmp_path)
+    settings = {"steps": 1, "init_from": str(tmp_path), "draft_vocab_size": 80}
+    with pytest.raises(EyasError, match="its vocabulary is 160, that of 'grown' is 168"):
+        starting_head(grown, TrainConfig(**{**settings, "draft_vocab_size": None}), torch.arange(VOCAB + 8))
+    head = starting_head(grown, TrainConfig(**settings, remap_vocabulary=True), torch.arange(VOCAB + 8))
+    ids = head.draft_ids(head.d2t).tolist()
+    assert ids == list(range(88, 168)) and len(head.t2d) == len(head.embedding) == VOCAB + 8
+    assert torch.equal(head.embedding[:VOCAB], before.embedding)
+    known = dict(zip(before.draft_ids(before.d2t).tolist(), before.lm_head.weight, strict=True))
+    for row, token in enumerate(ids):
+        want = known.get(token, grown.lm_head_weight[token] if width is None else head.lm_head.weight[row])
+        assert torch.equal(head.lm_head.weight[row], want)
+
+
+def test_a_head_to_start_from_may_be_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama")
+    save_head(random_head(target, 70), tmp_path / "snapshot")
+    monkeypatch.setattr("eyas.hub.on_hub", lambda name, kind: name == "owner/head")
+    monkeypatch.setattr("eyas.hub.snapshot_download", lambda name, allow_patterns: str(tmp_path / "snapshot"))
+    settings = TrainConfig(steps=1, init_from="owner/head")
+    assert taps_wanted(settings) == target.tap_ids
+    assert len(starting_head(target, settings, NO_COUNTS).d2t) == 70
+    with pytest.raises(EyasError, match="the hub shows no such model"):
+        taps_wanted(TrainConfig(steps=1, init_from="owner/none"))
+
+
+def test_what_a_warm_start_cannot_copy_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    target, quantised = tiny_target("llama"), copy.copy(tiny_target("llama"))
+    new_head(target, choose_vocabulary(NO_COUNTS, 70))
+    assert "warm start" not in capsys.readouterr().err
+    quantised._last_layers = [
+        {name: tensor.to(torch.int8) if tensor.ndim == 2 else tensor for name, tensor in layer.items()}
+        for layer in target._last_layers
+    ]
+    new_head(quantised, choose_vocabulary(NO_COUNTS, 70))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "leaves 7 of the head's matrices random, the first layers.0.self_attn.q_proj.weight" in told
 
 
 def test_settings_that_contradict_the_head_are_told(tmp_path: Path) -> None:

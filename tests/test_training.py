@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas import estimate
 from eyas.chat import Sample
+from eyas.data import fetching
 from eyas.data.batches import Batch, shuffled_batches
 from eyas.data.features import Features, quantise, read_features
+from eyas.data.fetching import OnTheFly
 from eyas.data.store import FeatureStore
 from eyas.decoding.drafters import Eagle3Drafter
 from eyas.decoding.engine import Engine, Request
@@ -96,6 +99,25 @@ def corpus(count: int = 24) -> list[Sample]:
 
 
 CONFIG = TrainConfig(steps=48, unroll=3, slots_per_batch=120, learning_rate=3e-3, draft_vocab_size=120, evaluations=3)
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 28])
+def test_features_read_on_the_fly_train_the_same_head_without_a_store(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, samples = tiny_target("llama"), corpus(8)
+    config = CONFIG.model_copy(update={"steps": 6, "evaluations": 2, "eval_prompts": 0})
+    stored = train(target, samples, tmp_path / "a", config, features=tmp_path / "f", held_out=2)
+    sizes = [f.stat().st_size for f in (tmp_path / "f").glob("*.safetensors")]
+    read = []
+    monkeypatch.setattr(OnTheFly.__init__, "__defaults__", (kept,))
+    monkeypatch.setattr(fetching, "read_features", lambda *given: read.append(given) or read_features(*given))
+    monkeypatch.setattr(estimate, "disk_free", lambda folder: 0 if folder.name == "f" else 10**9)
+    assert train(target, samples, tmp_path / "b", config, features=None, held_out=2) == stored
+    one, other = weights_of(tmp_path / "a"), weights_of(tmp_path / "b")
+    assert sum(sizes) > 0 and all(torch.equal(other[name], tensor) for name, tensor in one.items())
+    assert len(read) == 6 if kept else len(read) > 6
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "f"]
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

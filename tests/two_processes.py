@@ -66,4 +66,5 @@ if __name__ == "__main__":
         if Workers().first:
             torch.save(result, folder / f"result-{shard}.pt")
     short = CONFIG.model_copy(update={"steps": 3, "evaluations": 1, "eval_tokens": 4})
-    train(tiny_target("llama"), corpus(8), folder / "head", short, features=folder / "features", held_out=2)
+    for out, features in (("head", folder / "features"), ("on the fly", None)):
+        train(tiny_target("llama"), corpus(8), folder / out, short, features=features, held_out=2)

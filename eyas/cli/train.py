@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +10,13 @@ import typer
 
 from eyas.chat import parse_flags
 from eyas.cli.options import Force, TargetChoice, Yes, consent, takes_target
-from eyas.data.store import features_beside
+from eyas.data.store import features_folder
 from eyas.data.texts import training_texts
 from eyas.progress import console
 from eyas.training.recipe import taps_wanted
 from eyas.training.recipe import train as run
 from eyas.training.settings import describe_settings, read_train_config
+from eyas.training.workers import first_process, own_device
 
 
 def _show_settings(asked: bool) -> None:
@@ -31,7 +33,7 @@ def train(
     minutes: Annotated[float | None, typer.Option(help="length of the run in minutes")] = None,
     steps: Annotated[int | None, typer.Option(help="length of the run in optimiser steps (repeatable)")] = None,
     drafter: Annotated[str | None, typer.Option(help="eagle3 (default), eagle1 (EAGLE-2's head as well) or medusa")] = None,
-    init_from: Annotated[str | None, typer.Option(help="target (warm start), random, or the folder of a head")] = None,
+    init_from: Annotated[str | None, typer.Option(help="target (warm start), random, or a head: its folder or hub id")] = None,
     vocab: Annotated[int | None, typer.Option(help="draft vocabulary")] = None,
     unroll: Annotated[int | None, typer.Option(help="steps of training-time test")] = None,
     seed: Annotated[int | None, typer.Option()] = None,
@@ -39,7 +41,13 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="any other setting, e.g. loss=lk_lambda or head.num_layers=2; repeatable")
     ] = None,
-    features: Annotated[Path | None, typer.Option(help="feature store; default: RESPONSES with .features")] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            help="feature store; default: RESPONSES with .features. none: no disk, but a forward of the target for every text "
+            "in every epoch"
+        ),
+    ] = None,
     held_out: Annotated[
         float, typer.Option(help="share, or number, of texts kept for races; as many again choose the head", min=0)
     ] = 0.05,
@@ -64,11 +72,12 @@ def train(
             "unroll": unroll, "seed": seed,
         },
     )  # fmt: skip
-    model = target.load(taps_wanted(settings))
+    console.quiet = not first_process()
+    model = replace(target, device=own_device(target.device, target.device_map)).load(taps_wanted(settings))
     samples = training_texts(responses, model, **parse_flags(flag or []))
     try:
         reached = run(
-            model, samples, out, settings, features=features or features_beside(responses, settings.drafter), held_out=held_out,
+            model, samples, out, settings, features=features_folder(features, responses, settings.drafter), held_out=held_out,
             max_length=max_length, track=track or (), consent=consent(yes, force),
         )  # fmt: skip
     except KeyboardInterrupt:

@@ -47,6 +47,12 @@ class Features:
         return cls(text_key(sample), ids, supervised, quantised, scales, teacher_ids.int(), teacher_probs.half())
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        parts = (self.ids, self.supervised, self.taps, self.scales, self.teacher_ids, self.teacher_probs)
+        return sum(part.nbytes for part in parts)
+
+    @property
     def float_taps(self) -> Tensor:
         """float32 [S-1, nH]."""
         return (self.taps.float() * self.scales[..., None]).flatten(1)

@@ -21,7 +21,6 @@ def warnings_of(texts: Texts, target: Any, **flags: Any) -> dict[str, tuple[int,
     tokenizer = target.tokenizer
     begin = _generation_prompt(tokenizer, {**texts.header.get("render", {}), **flags})
     told: dict[str, tuple[int, str]] = {}
-    asked: dict[tuple[int, ...], str] = {}  # prompt -> the conversation that asks it first
 
     def warn(what: str, sample: Sample) -> None:
         count, first = told.get(what, (0, sample.id))
@@ -35,9 +34,6 @@ def warnings_of(texts: Texts, target: Any, **flags: Any) -> dict[str, tuple[int,
             warn("rendered with another chat template than the target's", sample)
         elif not all(_before(sample, start, tokenizer).endswith(begin) for start, _ in sample.spans):
             warn("the template's generation prompt does not stand before an answer (another template, or other flags?)", sample)
-        prompt = tuple(sample.ids[: sample.spans[0][0]] if sample.spans else sample.ids)
-        if asked.setdefault(prompt, sample.conversation or sample.id) != (sample.conversation or sample.id):
-            warn("asks what an earlier one asks, so both sides of a split may hold it", sample)
     return told
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from eyas.chat import Message
+from eyas.chat import Message, Sample
 from eyas.data.conversations import conversation, tools_of
 from eyas.data.hashing import content_id
 from eyas.data.rows import BadRow, is_header, read_rows
@@ -51,13 +53,13 @@ class PromptFile:
 
 def read_prompts(path: Path | str, adapt: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> PromptFile:
     """Every conversation in `path` (see `rows.read_rows` for what that may be, `conversations.conversation` for the
-    layouts of a row), in its order and without repetitions; `adapt` turns rows of other layouts into one of those.
+    layouts of a row), in its order and without repetitions; `adapt` turns rows of other layouts into one of those. Of several
+    under the id "x", as when the ids of every shard begin at 0, the later ones are called "x#2" and so on.
 
     Raises EyasError when the file is missing or unreadable or holds no good row; single bad rows are collected instead.
     """
     path = Path(path)
     out = PromptFile()
-    lines_by_id: dict[str, int] = {}
     seen: set[str] = set()
     for record in read_rows(path):
         if record.value is None:
@@ -70,16 +72,31 @@ def read_prompts(path: Path | str, adapt: Callable[[dict[str, Any]], dict[str, A
                 continue
             if content in seen:
                 out.duplicates += 1
-            elif prompt.id in lines_by_id:
-                why = f"the id {prompt.id!r} is taken by line {lines_by_id[prompt.id]}, which says something else"
-                out.bad.append(record.bad(why))
             else:
                 out.prompts.append(prompt)
                 seen.add(content)
-                lines_by_id[prompt.id] = record.line
+    out.prompts = named_apart(out.prompts)
     if not out.prompts:
         first = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
         raise EyasError(f"{path}: no prompt in it ({len(out.bad)} bad rows{first})")
+    return out
+
+
+NamedT = TypeVar("NamedT", Prompt, Sample)
+
+
+def named_apart(named: Sequence[NamedT]) -> list[NamedT]:
+    """`named` with ids that are all different: the second of an id gets the first number after it that is free."""
+    taken, given = {one.id for one in named}, set[str]()
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))  # per id, those not tried yet
+    out = []
+    for one in named:
+        if one.id in given:
+            name = next(name for k in numbers[one.id] if (name := f"{one.id}#{k}") not in taken)
+            taken.add(name)
+            one = replace(one, id=name)
+        given.add(one.id)
+        out.append(one)
     return out
 
 

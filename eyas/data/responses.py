@@ -86,8 +86,8 @@ def respond(
     `out` begins with a header (target, template, sampling) and then has rows {id, content, temperature, prompt_len,
     finish, ids}, `ids` being prompt and answer, to which answers of several turns add {conversation, turn}. What was
     asked before (by `content`, whatever its id) is kept and not asked again. After `minutes` no further prompt is asked;
-    what is in flight is still finished. `features` takes those of every result before its line is written, so it is
-    never behind the file. What a long job will take is measured and said first (`consent`).
+    what is in flight is still finished. `features` takes those of every result before its line is written; `eyas train`
+    reads anew what a crash kept it from flushing. What a long job will take is measured and said first (`consent`).
 
     Raises EyasError for no prompts, a file begun with other settings, a job that cannot fit, a full disk, or when there is
     no answer in the end though there was time for one.

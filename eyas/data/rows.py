@@ -49,7 +49,7 @@ def read_rows(path: Path) -> Iterator[Record]:
     """
     if is_hub(path) or (path.is_dir() and is_saved(path)):
         values = hub_rows(path) if is_hub(path) else saved_rows(path)
-        yield from (Record(number, value, file=str(path)) for number, value in enumerate(values, 1))
+        yield from (Record(number, without_nulls(value), file=str(path)) for number, value in enumerate(values, 1))
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) in READERS)
         if not files:
@@ -70,6 +70,15 @@ def _file_rows(path: Path) -> Iterator[Record]:
             yield record._replace(file=str(path))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise EyasError(f"{path}: cannot be read: {error}") from error
+
+
+def without_nulls(value: Any) -> Any:
+    """A columnar row as it was before: where objects differ in their keys, columns give each one the keys of all, as nulls."""
+    if isinstance(value, dict):
+        return {key: without_nulls(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list):
+        return [without_nulls(part) if isinstance(part, dict | list) else part for part in value]
+    return value
 
 
 def is_header(row: dict[str, Any]) -> bool:
@@ -163,7 +172,7 @@ def _parquet(path: Path) -> Iterator[Record]:
             for batch in file.iter_batches(1024):
                 for value in batch.to_pylist():
                     number += 1
-                    yield Record(number, value)
+                    yield Record(number, without_nulls(value))
     except ArrowException as error:
         raise EyasError(f"{path}: not a readable Parquet file: {error}") from error
 
@@ -171,13 +180,22 @@ def _parquet(path: Path) -> Iterator[Record]:
 def _csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)  # the module's own limit of 128 KiB is shorter than real prompts
     with _bytes(path) as raw:
-        text = (line.decode("utf-8-sig" if number == 0 else "utf-8") for number, line in enumerate(raw))
+        text = (line.decode("utf-8-sig" if number == 0 else "utf-8", "surrogateescape") for number, line in enumerate(raw))
         reader = csv.DictReader(text, delimiter="\t" if _kind(path) == ".tsv" else ",")
+        if any(map(_has_bad_bytes, reader.fieldnames or ())):
+            raise EyasError(f"{path}:1: the head line is not UTF-8 text; convert the file, e.g. with iconv")
         for value in reader:
-            if None in value:  # where the module puts surplus fields
+            if any(isinstance(field, str) and _has_bad_bytes(field) for field in value.values()):
+                yield Record(reader.line_num, None, "not UTF-8 text")
+            elif None in value:  # where the module puts surplus fields
                 yield Record(reader.line_num, None, "more fields than the head line names")
             else:
                 yield Record(reader.line_num, {key: field for key, field in value.items() if field})
+
+
+def _has_bad_bytes(text: str) -> bool:
+    """Whether `text` holds bytes that were no UTF-8."""
+    return any("\udc80" <= character <= "\udcff" for character in text)
 
 
 def _txt(path: Path) -> Iterator[Record]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from eyas.chat import Sample, check_spans, merge_turns, supervised_rows, tokenizer_hash
-from eyas.data.hashing import derived_share
-from eyas.data.prompts import Prompt
+from eyas.data.hashing import content_id, derived_share
+from eyas.data.prompts import Prompt, named_apart
 from eyas.data.rows import BadRow, Record, is_header, read_rows, report_bad
 from eyas.errors import EyasError
 
@@ -75,7 +74,7 @@ def open_responses(
     for sample in joined:
         distinct.setdefault((tuple(sample.ids), tuple(sample.spans)), sample)
     out.duplicates = len(joined) - len(distinct)
-    out.samples = _named_apart(list(distinct.values()))
+    out.samples = named_apart(list(distinct.values()))
     if not out.samples:
         why = f"; the first, line {out.bad[0].line}: {out.bad[0].why}" if out.bad else ""
         raise EyasError(f"{path}: no answer to learn from in it ({len(out.bad)} bad rows{why})")
@@ -136,29 +135,30 @@ def truncate(samples: Iterable[Sample], max_length: int) -> Truncated:
 
 
 def held_out_split(samples: Sequence[Sample], held_out: float, *, seed: int = 0) -> tuple[list[Sample], list[Sample]]:
-    """(training, held out). `held_out` below 1 is a share, else a number of conversations.
+    """(training, held out). `held_out` below 1 is a share, else a number of prompts.
 
-    Who is held out is drawn from (seed, id) alone: order and, for a share, the other samples do not matter; rows of one
-    conversation stay together. Raises EyasError when either side would be empty.
+    Who is held out is drawn from (seed, prompt) alone: ids, order and, for a share, the other samples do not matter. Answers
+    to one prompt stay together, and so do rows of one conversation. Raises EyasError when either side would be empty.
     """
     if held_out <= 0:
         raise EyasError(f"the held-out part must be a positive share or number, not {held_out}")
-    draws = {name: derived_share("held-out", seed, name) for name in map(_conversation, samples)}
+    names = _names_of_prompts(samples)
+    draws = {name: derived_share("held-out", seed, name) for name in names}
     if held_out < 1:
         chosen = {name for name, draw in draws.items() if draw < held_out}
     else:
         chosen = set(sorted(draws, key=lambda name: (draws[name], name))[: int(held_out)])
-    aside = [s for s in samples if _conversation(s) in chosen]
-    rest = [s for s in samples if _conversation(s) not in chosen]
+    aside = [s for s, name in zip(samples, names, strict=True) if name in chosen]
+    rest = [s for s, name in zip(samples, names, strict=True) if name not in chosen]
     if not aside or not rest:
         empty, cure = ("training", "fewer") if aside else ("held-out", "more")
-        raise EyasError(f"holding out {held_out:g} of {len(draws)} conversations leaves no {empty} sample; hold out {cure}")
+        raise EyasError(f"holding out {held_out:g} of {len(draws)} prompts leaves no {empty} sample; hold out {cure}")
     return rest, aside
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts over samples. `finish`: how answers ended; `cut_at_limit` is the number that ended at the token limit."""
+    """Counts over samples. `finish`: how answers ended."""
 
     samples: int
     tokens: int
@@ -166,10 +166,6 @@ class Statistics:
     distinct: int
     longest: int
     finish: dict[str, int]
-
-    @property
-    def cut_at_limit(self) -> int:
-        return self.finish.get("length", 0)
 
     def line(self) -> str:
         """The figures in one line."""
@@ -195,22 +191,15 @@ def statistics(samples: Iterable[Sample]) -> Statistics:
     )
 
 
-def _conversation(sample: Sample) -> str:
-    return sample.conversation or sample.id
-
-
-def _named_apart(samples: list[Sample]) -> list[Sample]:
-    """`samples` with ids that are all different: the second of an id gets the first number after it that is free."""
-    taken, given = {s.id for s in samples}, set[str]()
-    out = []
-    for sample in samples:
-        if sample.id in given:
-            name = next(name for k in count(2) if (name := f"{sample.id}#{k}") not in taken)
-            sample = replace(sample, id=name)
-            taken.add(name)
-        given.add(sample.id)
-        out.append(sample)
-    return out
+def _names_of_prompts(samples: Sequence[Sample]) -> list[str]:
+    """For every sample a name of what it asks; rows of one conversation are called after the first of its prompts."""
+    conversations = [sample.conversation or sample.id for sample in samples]
+    prompts: dict[str, tuple[int, list[int]]] = {}  # by conversation: the shortest, with its length
+    for sample, name in zip(samples, conversations, strict=True):
+        end = sample.spans[0][0] if sample.spans else len(sample.ids)
+        prompts[name] = min(prompts.get(name, (end, sample.ids[:end])), (end, sample.ids[:end]))
+    names = {conversation: content_id(prompt) for conversation, (_, prompt) in prompts.items()}
+    return [names[conversation] for conversation in conversations]
 
 
 def _sample(row: dict[str, Any]) -> tuple[Sample | None, str]:

@@ -11,7 +11,7 @@ import dataclasses
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,6 @@ def write_own_prompts(
                 writer.take_over(file, meter)
                 writer.run(meter, file)
     return writer.finished()
-
-
-def distinctness(texts: Sequence[str]) -> float:
-    """Distinct word triples over all word triples of `texts`: 1 when nothing is said twice."""
-    triples = [triple for text in texts for triple in _triples(text)]
-    return len(set(triples)) / len(triples) if triples else 1.0
 
 
 @dataclass
@@ -224,6 +218,7 @@ class _Writer:
         return prompt
 
     def _distinctness(self) -> float:
+        """Distinct word triples over all word triples of the prompts kept: 1 when nothing is said twice."""
         return len(self._triples) / self._said if self._said else 1.0
 
     def _out_of_time(self) -> bool:

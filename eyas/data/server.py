@@ -24,6 +24,7 @@ ANSWER_S = 600.0  # how long to wait for an answer
 RETRIES = 7  # per answer, with a back-off that doubles from half a second to eight, or as Retry-After says
 IN_A_ROW = 3  # answers lost one after the other, at least, before the server is given up
 ANOTHER_WAY = {400, 404, 405, 422, 501}  # what a server says to a request of a shape it does not know
+NO_SUCH_ADDRESS = {404, 405}
 OTHER_SHAPE = (KeyError, TypeError, IndexError, ValueError, AttributeError)  # what reading a reply of another shape raises
 
 
@@ -109,26 +110,35 @@ class ServerEngine:
     async def _settle(self, client: Any, ask: Ask) -> ServedAnswer | Failed:
         """Find the best way to ask that the server understands, by asking `ask` in one after the other; the answer to it.
 
-        Raises EyasError when the server speaks of other tokens than the target's tokenizer.
+        Raises EyasError when the server speaks of other tokens than the target's tokenizer, or has no such address as
+        /v1/completions.
         """
         why = "its replies have no shape that eyas knows"
+        absent = True
         for dialect in DIALECTS:
             try:
                 reply = await self._ask(client, dialect, ask)
             except self._openai.APIStatusError as error:
                 self._connection.refuse_key(error)
                 why = reason_of(error)
+                unknown = self.target.served_as in why  # the model, not the address
+                absent = absent and error.status_code in NO_SUCH_ADDRESS and not unknown
                 if error.status_code not in ANOTHER_WAY:
                     break
             except self._openai.OpenAIError as error:
-                why = reason_of(error)
+                why, absent = reason_of(error), False
                 break
             except OTHER_SHAPE:
-                continue
+                absent = False
             else:
                 self._check_tokens(ask, reply)
                 self._dialect = dialect
                 return self._answer_of(ask, reply)
+        if absent:
+            raise EyasError(
+                f"{self._root} has no /v1/completions ({why}): by its chat API alone the tokens that it sees and writes cannot "
+                "be known, and training needs them; give a server that has it, as those of vLLM and SGLang"
+            )
         return self._lost(ask, why)
 
     def _check_tokens(self, ask: Ask, reply: Reply) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ from eyas.shards import PICKLE, SAFETENSORS, weight_files
 from eyas.target import Target
 
 __all__ = [
-    "Checkpoint", "head_hash", "load_any_head", "load_eagle1_head", "load_head", "load_medusa_head", "read_checkpoint",
+    "Checkpoint", "head_hash", "load_any_head", "load_eagle1_head", "load_head", "read_checkpoint",
     "save_head", "stored_tensors", "tap_ids", "write_head",
 ]  # fmt: skip
 
@@ -47,8 +48,9 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, Tensor], Target], HeadCo
 }
 
 
-def load_head(folder: Path | str, target: Target) -> Eagle3Head:
-    """Read the EAGLE-3 head in `folder`, of any public layout, for `target`; float32, on the target's device.
+def load_head(folder: Path | str, target: Target, *, widen: bool = False) -> Eagle3Head:
+    """Read the EAGLE-3 head in `folder`, of any public layout, for `target`; float32, on the target's device. With `widen`
+    the target may have tokens after those that the head knows; none of them is drafted.
 
     Every tensor is used and every parameter set, or the load fails. An embedding equal to the target's is the target's.
     Raises EyasError, in one line, for a missing or damaged file, a missing or left-over tensor, a wrong shape, a variant of
@@ -59,7 +61,7 @@ def load_head(folder: Path | str, target: Target) -> Eagle3Head:
         raise EyasError(f"{checkpoint.folder} holds an EAGLE-1 head; an EAGLE-3 head is wanted here")
     if medusa.is_medusa(checkpoint):
         raise EyasError(f"{checkpoint.folder} holds Medusa heads; an EAGLE-3 head is wanted here")
-    return _eagle3(checkpoint, target)
+    return _eagle3(checkpoint, target, widen)
 
 
 def load_eagle1_head(folder: Path | str, target: Target) -> Eagle1Head:
@@ -68,14 +70,6 @@ def load_eagle1_head(folder: Path | str, target: Target) -> Eagle1Head:
     if not eagle1.is_eagle1(checkpoint):
         raise EyasError(f"{checkpoint.folder} holds no EAGLE-1 head")
     return _eagle1(checkpoint, target)
-
-
-def load_medusa_head(folder: Path | str, target: Target) -> MedusaHead:
-    """Read the Medusa heads in `folder` for `target`, as `load_head` does."""
-    checkpoint = read_checkpoint(folder, target.device)
-    if not medusa.is_medusa(checkpoint):
-        raise EyasError(f"{checkpoint.folder} holds no Medusa heads")
-    return _medusa(checkpoint, target)
 
 
 def load_any_head(folder: Path | str, target: Target) -> DraftHead:
@@ -89,10 +83,12 @@ def load_any_head(folder: Path | str, target: Target) -> DraftHead:
     return _eagle3(checkpoint, target.tapped(named) if named else target)
 
 
-def _eagle3(checkpoint: Checkpoint, target: Target) -> Eagle3Head:
+def _eagle3(checkpoint: Checkpoint, target: Target, widen: bool = False) -> Eagle3Head:
     with _about(checkpoint.folder):
         tensors = _without_targets_embedding(to_ours(checkpoint.tensors), target)
         config = _READERS[checkpoint.layout](checkpoint.config, tensors, target)
+        if widen and config.vocab_size < target.vocab_size:
+            config, tensors = _widened(config, tensors, target.vocab_size)
     config.check_target(target)
     with _about(checkpoint.folder):
         head = Eagle3Head(config, target.embedding.float(), _vocabulary(config, tensors).to(target.device))
@@ -208,13 +204,27 @@ def _about(folder: Path) -> Iterator[None]:
 
 
 def _without_targets_embedding(tensors: dict[str, Tensor], target: Target) -> dict[str, Tensor]:
-    """`tensors` without an embedding that is the target's own, in whatever precision it is stored."""
+    """`tensors` without an embedding that is the target's own, in whatever precision it is stored; the target may have further
+    tokens."""
     embedding = tensors.get(EMBEDDING)
-    if embedding is None or embedding.shape != target.embedding.shape:
-        return tensors
-    if not torch.equal(embedding, target.embedding.to(embedding.dtype)):
+    if embedding is None or not torch.equal(embedding, target.embedding[: len(embedding)].to(embedding.dtype)):
         return tensors
     return {name: tensor for name, tensor in tensors.items() if name != EMBEDDING}
+
+
+def _widened(config: HeadConfig, tensors: dict[str, Tensor], vocab_size: int) -> tuple[HeadConfig, dict[str, Tensor]]:
+    """The head for a target of `vocab_size` tokens, the last of which it has not seen: it does not draft them, and embeds them,
+    where it has an embedding of its own, as the mean of the others."""
+    more = vocab_size - config.vocab_size
+    widened = dict(tensors)
+    if config.draft_vocab_size == config.vocab_size:
+        widened.setdefault("d2t", torch.zeros(config.vocab_size, dtype=torch.long))
+    if "t2d" in tensors:
+        widened["t2d"] = F.pad(tensors["t2d"], (0, more))
+    if EMBEDDING in tensors:
+        embedding = tensors[EMBEDDING]
+        widened[EMBEDDING] = torch.cat([embedding, embedding.float().mean(0).to(embedding.dtype).expand(more, -1)])
+    return HeadConfig(**{**config.model_dump(), "vocab_size": vocab_size}), widened
 
 
 def _vocabulary(config: HeadConfig | MedusaConfig, tensors: dict[str, Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +14,14 @@ from eyas.heads.eagle1 import Eagle1Head
 from eyas.heads.eagle3 import Eagle3Head
 from eyas.heads.files import load_head, projection_of
 from eyas.heads.head import DraftHead
-from eyas.heads.layer import DraftLayer
 from eyas.heads.medusa import MedusaHead
+from eyas.heads.vocab import choose_vocabulary
+from eyas.progress import console
 from eyas.target import Target
 
 Start = Literal["warm", "random"]
+STATE_NORM = "input_layernorm.weight"  # of the target's layer
+READS_STATE = {f"self_attn.{name}_proj.weight" for name in "qkv"}
 
 
 def new_head(
@@ -77,16 +81,21 @@ def _randomise(head: DraftHead, seed: int) -> None:
             parameter.fill_(1.0 if "norm" in name else 0.0)
 
 
-def head_from(folder: Path | str, target: Target, d2t: Tensor | None = None, *, seed: int = 0) -> Eagle3Head:
-    """The head in `folder` as the start for `target`, float32; with `d2t` int64 [D] its vocabulary becomes that one.
+def head_from(
+    folder: Path | str, target: Target, counts: Tensor | None = None, size: int | None = None, *, seed: int = 0
+) -> Eagle3Head:
+    """The head in `folder` as the start for `target`, float32; with `counts` int64 [V] of supervised tokens its vocabulary is
+    chosen anew: `size` tokens, or as many as it has.
 
     A token that the old vocabulary holds keeps its row of `lm_head`; a new one takes the target's where the widths agree,
-    else a random one. Raises EyasError when the head does not fit the target.
+    else a random one. Raises EyasError when the head does not fit the target; one with a new vocabulary may be of a target
+    that lacked the last tokens.
     """
-    head = load_head(folder, target).float()
+    head = load_head(folder, target, widen=counts is not None).float()
     head.config = head.config.model_copy(update={"target_name": target.name, "target_fingerprint": target.fingerprint})
-    if d2t is None:
+    if counts is None:
         return head.train()
+    d2t = choose_vocabulary(counts, size or len(head.d2t))
     wanted, had = head.draft_ids(d2t.to(target.device)), head.draft_ids(head.d2t)  # [D], [D before]
     config = HeadConfig(**{**head.config.model_dump(), "draft_vocab_size": len(d2t)})
     remapped = Eagle3Head(config, target.embedding.float(), d2t.to(target.device)).to(target.device)
@@ -106,19 +115,18 @@ def head_from(folder: Path | str, target: Target, d2t: Tensor | None = None, *, 
 
 @torch.no_grad()
 def _warm(head: Eagle3Head, target: Target) -> None:
-    """Copy what the target has a counterpart for.
-
-    The head's last layer is the target's last, the one before it the target's last but one, and so on. The first one's query,
-    key and value projections read [embedding, state], so the weights go to the state half and the embedding half starts at
-    zero. The fusion passes the high tap through.
-    """
+    """Copy what the target has a counterpart for, and say what it lacks. The fusion passes the high tap through."""
     config = head.config
     h = config.hidden_size
-    if target.lm_head_weight.shape[-1] == h and target.lm_head_weight.is_floating_point():
-        head.lm_head.weight.copy_(target.lm_head_weight[head.draft_ids(head.d2t)])
-    _copy(head.norm.weight, target.final_norm_weight)
-    for layer, source in zip(head.decoder_layers, target.last_layers(config.num_layers), strict=True):
-        _warm_layer(layer, source, h)
+    left = []
+    for name, parameter, part, source in _counterparts(head, target):
+        if not _copied(parameter, part, source) and part.ndim == 2:
+            left.append(name)
+    if left:
+        console.print(
+            f"the warm start leaves {len(left)} of the head's matrices random, the first {left[0]}: the target's are quantised "
+            "or of another shape", style="yellow", markup=False,
+        )  # fmt: skip
     high = head.fc.weight[:, -config.target_hidden_size :]  # [h, H], the high tap's part
     if config.own_embedding and head.embed_tokens is not None:
         components = _principal(target.embedding.float(), h)  # [H, h]
@@ -128,24 +136,35 @@ def _warm(head: Eagle3Head, target: Target) -> None:
         high.copy_(torch.eye(h))
 
 
-def _warm_layer(layer: DraftLayer, source: dict[str, Tensor], h: int) -> None:
-    """Copy a layer of the target into a layer of the head, where the shapes agree."""
-    for name in ("q_proj", "k_proj", "v_proj"):
-        projection = getattr(layer.self_attn, name).weight  # [out, 2h], later [out, h]
-        given = source.get(f"self_attn.{name}.weight")
-        if given is not None and given.is_floating_point() and given.shape == projection[:, -h:].shape:
-            projection.zero_()
-            projection[:, -h:].copy_(given)
-    for name, parameter in layer.named_parameters():
-        if name.startswith(("self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "mlp", "post_attention")):
-            _copy(parameter, source.get(name))
-    norm = getattr(layer, "hidden_norm", layer.input_layernorm)  # of what the target's layer reads: the state
-    _copy(norm.weight, source.get("input_layernorm.weight"))
+def _counterparts(head: Eagle3Head, target: Target) -> Iterator[tuple[str, Tensor, Tensor, Tensor | None]]:
+    """What of `head` can begin as a part of the target does: a parameter's name, itself, where in it the target's goes, and the
+    target's, None where it has none.
+
+    The head's last layer is the target's last, the one before it the target's last but one, and so on. The first one's query,
+    key and value projections read [embedding, state]; the target's go to the state half.
+    """
+    h = head.config.hidden_size
+    yield "norm", head.norm.weight, head.norm.weight, target.final_norm_weight
+    rows = target.lm_head_weight
+    if rows.is_floating_point() and rows.shape[-1] == h:
+        rows = rows[head.draft_ids(head.d2t)]  # [D, h]
+    yield "lm_head", head.lm_head.weight, head.lm_head.weight, rows
+    for number, (layer, source) in enumerate(zip(head.decoder_layers, target.last_layers(head.config.num_layers), strict=True)):
+        norm = getattr(layer, "hidden_norm", layer.input_layernorm)  # of what the target's layer reads: the state
+        yield f"layers.{number}.{STATE_NORM}", norm.weight, norm.weight, source.get(STATE_NORM)
+        for name, parameter in layer.named_parameters():
+            if name.startswith(("self_attn", "mlp", "post_attention_layernorm")):
+                state = parameter[:, -h:] if name in READS_STATE else parameter
+                yield f"layers.{number}.{name}", parameter, state, source.get(name)
 
 
-def _copy(parameter: Tensor, source: Tensor | None) -> None:
-    if source is not None and source.is_floating_point() and source.shape == parameter.shape:
-        parameter.copy_(source)
+def _copied(parameter: Tensor, part: Tensor, source: Tensor | None) -> bool:
+    """Copy `source` to the `part` of `parameter`, which is zero elsewhere; whether that could be done."""
+    if source is None or not source.is_floating_point() or source.shape != part.shape:
+        return False
+    parameter.zero_()
+    part.copy_(source)
+    return True
 
 
 def _principal(embedding: Tensor, width: int) -> Tensor:

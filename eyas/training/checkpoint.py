@@ -20,13 +20,13 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:
-    """The saved state, or None where there is none. Raises EyasError when it is damaged."""
+    """The saved state, on the CPU, or None where there is none. Raises EyasError when it is damaged."""
     path = folder / STATE
     if not path.is_file():
         return None
     try:
-        state = torch.load(path, weights_only=True)
-        if set(state) != {"head", "optimizer", "place"}:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if set(state) - {"scaler"} != {"head", "optimizer", "place"}:
             raise ValueError("it holds other things")
         return state
     except Exception as error:

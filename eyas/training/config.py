@@ -36,7 +36,7 @@ class TrainConfig(BaseModel):
     minutes: float | None = Field(default=None, gt=0, description="time budget instead of a number of steps")
 
     drafter: DrafterName = Field(default="eagle3", description="eagle3, eagle1 (EAGLE-2 decodes the same head) or medusa")
-    init_from: str = Field(default="target", description="target (warm start), random, or the folder of a head")
+    init_from: str = Field(default="target", description="target (warm start), random, or a head: its folder or hub id")
     remap_vocabulary: bool = Field(default=False, description="give a head to start from a vocabulary chosen from the texts")
     draft_vocab_size: int | None = Field(default=None, gt=0, description="D; None: 8192, or that of the head to start from")
     head: HeadOptions = Field(default=HeadOptions(), description="shape of a new head")

@@ -19,6 +19,7 @@ import torch
 
 from eyas.data.batches import Batch, shuffled_batches
 from eyas.data.features import Features
+from eyas.data.fetching import Fetched
 from eyas.decoding.stats import Stats
 from eyas.errors import EyasError, why_not_written
 from eyas.files import write_text
@@ -79,7 +80,8 @@ class Trainer:
         self.texts, self.held_out, self.config, self.out, self.judge = texts, held_out, config, out, judge
         if not any(bool(Batch.of([t]).carries_loss(0, head.t2d.cpu()).any()) for t in texts):
             raise EyasError("nothing to learn: no text has a supervised token (is the loss mask empty?)")
-        self.lengths = [len(t.ids) - 1 for t in texts]
+        tokens = texts.lengths if isinstance(texts, Fetched) else [len(t.ids) for t in texts]
+        self.lengths = [count - 1 for count in tokens]  # slots
         self.workers = workers or Workers(head.d2t.device, precision=config.precision, shard=config.shard)
         self.objective = Objective(head.train(), config)
         self.optimizer = self.workers.prepare(
@@ -289,7 +291,8 @@ class Trainer:
         place["best"] = None if best is None else (best.acceptance.offered, best.acceptance.accepted, best.tau)
         head, optimizer = self.workers.head().state_dict(), self.workers.optimizer_state()
         if self.workers.first:
-            save_state(self.out, {"head": head, "optimizer": optimizer, "place": place})
+            scaler = self.workers.scaler_state()
+            save_state(self.out, {"head": head, "optimizer": optimizer, "place": place, "scaler": scaler})
 
     def resume(self) -> bool:
         """Take up the state in `out`, if there is one; its log loses what came after it."""
@@ -300,6 +303,7 @@ class Trainer:
             return False
         self.workers.load_head(state["head"])
         self.workers.load_optimizer(state["optimizer"])
+        self.workers.load_scaler(state.get("scaler"))
         best = state["place"].pop("best")
         if best is not None:
             offered, accepted, tau = best

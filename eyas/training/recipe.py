@@ -12,7 +12,8 @@ from torch import Tensor
 
 from eyas import machine
 from eyas.chat import Sample
-from eyas.data.features import Features, read_features, text_key
+from eyas.data.features import read_features, text_key
+from eyas.data.fetching import Fetched, OnTheFly, Stored
 from eyas.data.store import FeatureStore
 from eyas.data.texts import split_for_training
 from eyas.decoding.tree import TreeShape
@@ -24,6 +25,7 @@ from eyas.heads.files import tap_ids
 from eyas.heads.head import DraftHead
 from eyas.heads.start import Start, head_from, new_eagle1_head, new_head, new_medusa_head
 from eyas.heads.vocab import choose_vocabulary, count_tokens, coverage
+from eyas.locate import locate_head
 from eyas.progress import Interrupt, console, progress
 from eyas.target import Target
 from eyas.training.checkpoint import STATE
@@ -34,32 +36,18 @@ from eyas.training.loop import Evaluation, Trainer
 from eyas.training.workers import Workers
 
 
-class Stored(Sequence[Features]):
-    """The features of some texts, read from the store when they are asked for."""
-
-    def __init__(self, store: FeatureStore, keys: list[str]) -> None:
-        self._store, self._keys = store, keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __getitem__(self, number):  # type: ignore[no-untyped-def]
-        if isinstance(number, slice):
-            return [self._store[key] for key in self._keys[number]]
-        return self._store[self._keys[number]]
-
-
 def train(
-    target: Target, samples: Sequence[Sample], out: Path, config: TrainConfig, *, features: Path,
+    target: Target, samples: Sequence[Sample], out: Path, config: TrainConfig, *, features: Path | None,
     held_out: float = 0.05, max_length: int = 1024, track: Sequence[str] = (), consent: Consent | None = None,
 ) -> Evaluation:  # fmt: skip
     """Train a drafter for `target` on `samples` and leave the best one in `out`; a run in `out` is taken up where it stopped.
 
-    `features` is the folder of the feature store: what it lacks is read from the target first. `held_out` is the share (or,
-    from 1 on, the number) of texts that the run never sees, so that the head can be measured on them; as many again choose
-    the best head. `track` names accelerate's trackers. What a long job will take is measured and said first (`consent`).
-    Under `torchrun` every process calls this alike. Raises EyasError for data with nothing to learn from, a job that cannot
-    fit, or when `out` holds a run with other settings.
+    `features` is the folder of the feature store: what it lacks is read from the target first; None: there is no store, and
+    the target reads a text whenever the run comes to it, with the same result. `held_out` is the share (or, from 1 on, the
+    number) of texts that the run never sees, so that the head can be measured on them; as many again choose the best head.
+    `track` names accelerate's trackers. What a long job will take is measured and said first (`consent`). Under `torchrun`
+    every process calls this alike. Raises EyasError for data with nothing to learn from, a job that cannot fit, or when `out`
+    holds a run with other settings.
     """
     workers = Workers(target.device, precision=config.precision, shard=config.shard, track=track, out=out)
     console.quiet = not workers.first
@@ -72,7 +60,7 @@ def train(
 
 
 def train_on(
-    target: Target, learn: list[Sample], choose: list[Sample], out: Path, config: TrainConfig, *, features: Path,
+    target: Target, learn: list[Sample], choose: list[Sample], out: Path, config: TrainConfig, *, features: Path | None,
     others: Sequence[Sample] = (), workers: Workers | None = None, consent: Consent | None = None,
 ) -> Evaluation:  # fmt: skip
     """As `train`, on the very texts to `learn` from and to `choose` the best head by.
@@ -88,8 +76,7 @@ def train_on(
             learn, choose = _settle(out, config, target, [*learn, *choose, *others], learn, choose)
             counts = count_tokens(((s.ids, s.spans) for s in learn), target.vocab_size)
             head = starting_head(target, config, counts)  # one that is refused is so before hours of reading
-            with FeatureStore(features, target) as store:
-                complete(store, target, [*learn, *choose], consent)
+            learned, chosen = _fetched(features, target, (learn, choose), consent)
         supervised, size = sum(s.supervised for s in learn), len(head.d2t)
         console.print(
             f"{len(learn):,} texts to learn from ({supervised:,} supervised tokens), {len(choose)} to choose by; draft "
@@ -98,8 +85,7 @@ def train_on(
         tree = TreeShape.parse(config.eval_tree)
         judge = EngineJudge.of(target, choose, config.eval_prompts, config.eval_tokens, tree)
         trainer = Trainer(
-            head, Stored(store, [text_key(s) for s in learn]), Stored(store, [text_key(s) for s in choose]), config, out,
-            judge=judge if judge.prompts else None, workers=workers,
+            head, learned, chosen, config, out, judge=judge if judge.prompts else None, workers=workers,
         )  # fmt: skip
         if trainer.resume():
             console.print(f"going on at step {trainer.step:,}, {trainer.elapsed / 60:.1f} minutes in")
@@ -127,9 +113,10 @@ def starting_head(target: Target, config: TrainConfig, counts: Tensor) -> DraftH
         return new_head(target, choose_vocabulary(counts, size), start=start, seed=config.seed, options=config.head)
     if config.head != HeadOptions():
         raise EyasError(f"the head that starts from {config.init_from} has its shape; leave out the settings under 'head'")
+    folder = locate_head(config.init_from)
     if config.remap_vocabulary:
-        return head_from(config.init_from, target, choose_vocabulary(counts, size), seed=config.seed)
-    head = head_from(config.init_from, target)
+        return head_from(folder, target, counts, config.draft_vocab_size, seed=config.seed)
+    head = head_from(folder, target)
     if config.draft_vocab_size not in (None, len(head.d2t)):
         raise EyasError(
             f"the head {config.init_from} has a draft vocabulary of {len(head.d2t)}, not {config.draft_vocab_size}; "
@@ -142,7 +129,7 @@ def taps_wanted(config: TrainConfig) -> tuple[int, ...] | None:
     """The taps with which the target of a run must be loaded; None: its default ones."""
     if config.init_from in ("target", "random"):
         return config.head.taps
-    return tap_ids(config.init_from)
+    return tap_ids(locate_head(config.init_from))
 
 
 def _flat(settings: dict[str, object], prefix: str = "") -> dict[str, object]:
@@ -196,20 +183,31 @@ def _settle(
     return [here[key] for key in keys[0]], [here[key] for key in keys[1]]
 
 
+def _fetched(features: Path | None, target: Target, parts: Sequence[Sequence[Sample]], consent: Consent) -> list[Fetched]:
+    """The features of each of `parts`: from the store in the folder `features`, completed first, or else on the fly."""
+    if features is None:
+        return [OnTheFly(target, part) for part in parts]
+    with FeatureStore(features, target) as store:
+        complete(store, target, [s for part in parts for s in part], consent)
+    return [Stored(store, [text_key(s) for s in part]) for part in parts]
+
+
 def complete(store: FeatureStore, target: Target, samples: Sequence[Sample], consent: Consent | None = None) -> None:
     """Read from the target the features that the store lacks."""
-    missing = [s for s in samples if text_key(s) not in store]
-    if not missing:
+    if not store.lacking(samples):
         return
-    admit(reading_forecast(store, target, missing), consent or Consent())
-    missing = [s for s in missing if text_key(s) not in store]
-    tokens = sum(len(s.ids) for s in missing)
-    target = target.tapped(store.taps)
-    with progress("features", tokens, "tokens") as meter, Interrupt() as interrupt:
-        for sample in missing:
-            store.add(read_features(target, sample))
-            meter.advance(len(sample.ids))
-            if interrupt.asked:
-                store.flush()
-                raise KeyboardInterrupt
-    store.flush()
+    with store.adding():
+        missing = store.lacking(samples)
+        if not missing:  # another process has read them meanwhile
+            return
+        target = target.tapped(store.taps)
+        admit(reading_forecast(store, target, missing), consent or Consent())
+        missing = store.lacking(missing)
+        with progress("features", sum(len(s.ids) for s in missing), "tokens") as meter, Interrupt() as interrupt:
+            for sample in missing:
+                store.add(read_features(target, sample))
+                meter.advance(len(sample.ids))
+                if interrupt.asked:
+                    store.flush()
+                    raise KeyboardInterrupt
+        store.flush()

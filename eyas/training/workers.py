@@ -7,6 +7,7 @@ accelerate leaves it out on CPUs.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -17,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import InitProcessGroupKwargs, LoggerType, broadcast_object_list
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, LoggerType, broadcast_object_list
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -32,6 +33,28 @@ from eyas.training.objective import Objective
 _MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
+def first_process() -> bool:
+    """Whether this is the first of the processes that `torchrun` started, or the only one; known before there are `Workers`."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def own_device(device: str, device_map: str | None = None) -> str:
+    """Where this process keeps its target: of several, each has the GPU of its own number.
+
+    Raises EyasError when all would take the same one, or spread a target over the GPUs of the others.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device
+    if device_map is not None:
+        raise EyasError("several processes each hold the whole target; leave out --device-map, or train in one process")
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return device
+    if index:
+        raise EyasError(f"several processes cannot share {device}; say --device {kind}, and each takes its own")
+    return f"{kind}:{os.environ.get('LOCAL_RANK', '0')}"
+
+
 class Workers:
     """This process among those that train one head on `device`; `track` names accelerate's trackers, whose files go to `out`.
 
@@ -42,15 +65,18 @@ class Workers:
         self, device: torch.device | str = "cpu", *, precision: Precision = "fp32", shard: bool = False,
         track: Sequence[str] = (), out: Path | None = None,
     ) -> None:  # fmt: skip
-        on_cpu = torch.device(device).type == "cpu"
+        device = torch.device(device)
+        on_cpu = device.type == "cpu"
         if precision == "fp16" and on_cpu:
             raise EyasError("precision fp16 needs a GPU (its gradients are scaled there); choose bf16 or fp32")
         _check_trackers(track)
         AcceleratorState._reset_state()  # settings of a run that this process trained before
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # or accelerate would take the first one
         patient = InitProcessGroupKwargs(timeout=timedelta(days=1))  # the first process may read features for hours
         self._accelerator = Accelerator(
             cpu=on_cpu, mixed_precision=_MIXED[precision], log_with=list(track) or None, project_dir=out,
-            kwargs_handlers=[patient],
+            kwargs_handlers=[patient, DistributedDataParallelKwargs(broadcast_buffers=False)],  # they are frozen
         )  # fmt: skip
         self.count, self.number = self._accelerator.num_processes, self._accelerator.process_index
         self.first = self._accelerator.is_main_process
@@ -105,6 +131,16 @@ class Workers:
             return
         options = StateDictOptions(full_state_dict=True)
         set_optimizer_state_dict(self._model, self._optimizer.optimizer, state, options=options)
+
+    def scaler_state(self) -> dict[str, Any] | None:
+        """The state of the gradient scaler (fp16); None where there is none."""
+        scaler = self._accelerator.scaler
+        return None if scaler is None else scaler.state_dict()
+
+    def load_scaler(self, state: dict[str, Any] | None) -> None:
+        """Take over a scaler's state; a run that goes on in another precision has no use for it."""
+        if state and self._accelerator.scaler is not None:
+            self._accelerator.scaler.load_state_dict(state)
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
