@@ -144,9 +144,9 @@ def bench(
         )
     if (forward_times or write_forward_times) and not sweep:
         raise EyasError("forward times are read and written by a sweep; add --sweep")
+    elsewhere = ForwardTimes.read(forward_times) if forward_times else None
     swept = parse_swept(drafter or []) if sweep else None
     contestants = [swept] if swept else parse_contestants(drafter or [], parse_tree(tree[0] if tree else "auto"))
-    elsewhere = ForwardTimes.read(forward_times) if forward_times else None
     log = log or _log_beside(contestants)
     training = read_training_log(log) if html and log else None
     rules = Rules(sampling=sampling)
