@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from eyas.bench.arithmetic import bootstrap, by_prompt, quotient, speed_columns, speed_ratio, tau_columns
 from eyas.bench.figures import PLAIN, Interval, RaceReport, Turn
 from eyas.bench.grid import Report
 from eyas.errors import EyasError
+from eyas.tables import bare_table
 
 RULE = (
     "ratio: second / first on the prompts both have, with its 95 % bootstrap interval over prompts; a change is real "
@@ -157,9 +157,7 @@ def comparison_table(compared: Compared) -> RenderableType:
 
 
 def _race_table(comparison: Comparison) -> RenderableType:
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("drafter", "figure", "first", "second", "ratio", "verdict"):
-        shown.add_column(name, justify="left" if name in ("drafter", "figure", "verdict") else "right", no_wrap=True)
+    shown = bare_table(["drafter", "figure", "first", "second", "ratio", "verdict"], left=2)
     colours = {"up": "bold green", "down": "bold red", "same": "dim", "": "dim"}
     words = {"same": "within noise", "": "-"}
     for c in comparison.changes:

@@ -11,7 +11,7 @@ from rich.text import Text
 from eyas.bench.colour import Stretch, styled
 from eyas.bench.figures import DEFINITIONS, PLAIN, Conditions, Figures, Interval, RaceReport
 from eyas.bench.grid import Report
-from eyas.bench.tables import bare_table, markdown_table
+from eyas.tables import bare_table, markdown_table
 
 HEADLINES = ("tokens/s", "speed-up", "tokens identical")
 FIRST = (*HEADLINES, "near-ties", "tau")  # figures of the first table where drafters have rows of their own

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from eyas.doctor.check import Checkup
 from eyas.doctor.trials import spelt
+from eyas.tables import bare_table
 from eyas.training.acceptance import chain_tau
 
 STYLES = {"ill": "bold red", "warning": "yellow"}
@@ -33,9 +33,7 @@ def screen(checkup: Checkup) -> RenderableType:
 
 
 def _acceptance(checkup: Checkup) -> RenderableType:
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name, justify in (("accepted of a greedy chain", "left"), ("n-alpha", "right"), ("tau", "right")):
-        shown.add_column(name, justify=justify)  # type: ignore[arg-type]
+    shown = bare_table(["accepted of a greedy chain", "n-alpha", "tau"])
     for one in checkup.measured:
         shown.add_row(f"as {', '.join(one.engines)} read it", spelt(one.n_alpha), f"{one.tau:.2f}")
         if one.cured:

@@ -15,6 +15,7 @@ from eyas.bench.race import Rules, race
 from eyas.chat import Sample
 from eyas.data.batches import Batch
 from eyas.data.features import text_key
+from eyas.data.fetching import Stored
 from eyas.data.store import FeatureStore
 from eyas.decoding.drafters.opening import drafter_of
 from eyas.decoding.engine import Engine
@@ -25,7 +26,6 @@ from eyas.progress import progress
 from eyas.scaling.plan import StudyConfig
 from eyas.target import Target
 from eyas.training.acceptance import measure
-from eyas.training.recipe import Stored
 
 HEAD = "head"  # the racer beside plain decoding
 DEPTH = 5  # of the chains whose acceptance is estimated

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from eyas.bench.live import plots
@@ -15,6 +14,7 @@ from eyas.bench.live.figures import DEFINITIONS, Advice, Level, LiveReport, Side
 from eyas.bench.page import render_page
 from eyas.bench.report import span
 from eyas.files import write_text
+from eyas.tables import bare_table
 
 COUNTED = "by the server's counters over all levels"
 ESTIMATED = "estimated from the server's mean acceptance length, as if drafts at all depths were accepted alike often"
@@ -27,7 +27,7 @@ def table(report: LiveReport) -> RenderableType:
     """The figures for a terminal, the advice, and what all of it means."""
     parts: list[RenderableType] = []
     for title, names, rows in grids(report):
-        parts += [Text(title, "bold"), _grid(names, rows), ""]
+        parts += [Text(title, "bold"), bare_table(names, rows, left=0), ""]
     told = ", ".join(f"{name} {value}" for name, value in condition_rows(report))
     parts += [Text(line, "dim") for line in (*footnotes(report), told)]
     return Group(*parts, "", *[Text(f"{name}: {told}", "dim") for name, told in DEFINITIONS.items()], Text(SPREADS, "dim"))
@@ -127,15 +127,6 @@ def condition_rows(report: LiveReport) -> list[tuple[str, str]]:
         ("prompts", f"{c.prompts} ({', '.join(c.suites)}), the first question of each"),
         ("asked from", c.machine), ("eyas", c.eyas), ("date", c.date),
     ]  # fmt: skip
-
-
-def _grid(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in names:
-        shown.add_column(Text(name), justify="right", no_wrap=True)
-    for row in rows:
-        shown.add_row(*[Text(cell) for cell in row])
-    return shown
 
 
 def html(report: LiveReport) -> str:

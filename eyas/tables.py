@@ -1,4 +1,4 @@
-"""Tables as this room prints them: no lines, the first columns to the left, numbers to the right."""
+"""Tables as commands print them: no lines, the first columns to the left, numbers to the right."""
 
 from __future__ import annotations
 
