@@ -23,7 +23,8 @@ from tests.test_unroll import random_head
 from tests.tiny import VOCAB, tiny_target
 
 ALONE = ("eagle3", "eagle1", "medusa", "llm", "itself", "lookup")
-KINDS = (*ALONE, "eagle3+lookup", "eagle1+lookup", "medusa+lookup", "llm+lookup")
+JOINED = ("eagle3+lookup", "eagle1+lookup", "medusa+lookup", "llm+lookup")
+KINDS = ALONE + JOINED
 
 
 def shaken(head: DraftHead, spread: float = 0.15) -> DraftHead:
