@@ -18,6 +18,7 @@ from eyas.scaling.fit import STEP, Curve
 from eyas.scaling.measuring import difference
 from eyas.scaling.plan import NAMES, Budget
 from eyas.scaling.study import StudyResult
+from eyas.tables import bare_table
 from eyas.training.config import DrafterName
 
 Panel = Literal["tau_chain", "tau", "speedup"]
@@ -30,17 +31,18 @@ TOLD: dict[Budget, str] = {"epochs": "equal epochs", "steps": "equal steps"}
 
 
 def table(result: StudyResult) -> Table:
-    """One row an arm."""
-    shown = Table(title=f"acceptance against data: {result.target}, tree {result.study.tree}, T {result.study.temperature:g}")
-    for name in ("drafter", "data", "texts", "tokens", "budget", "steps", "tau", "tau of a chain", "n-alpha 1..5", "speed-up"):
-        shown.add_column(name, justify="left" if name in ("drafter", "budget") else "right")
+    """One row an arm, under what its numbers hold for."""
+    rows = []
     for o in sorted(result.outcomes, key=lambda o: (o.budget, o.drafter, o.size)):
         m = o.measured
-        alphas = " ".join(f"{a:.2f}" for a in m.n_alpha)
-        shown.add_row(
-            NAMES[o.drafter], f"{o.size}x", str(o.texts), f"{o.tokens:,}", TOLD[o.budget], f"{o.steps:,}",
-            _interval(m.tau), _interval(m.tau_chain), alphas, _interval(m.speedup) + ("" if m.identical else " TEXT DIFFERS"),
-        )  # fmt: skip
+        speedup = f"{m.speedup.value:.2f}x" + ("" if m.identical else " TEXT DIFFERS")
+        rows.append([
+            NAMES[o.drafter], f"{o.size}x", f"{o.tokens:,}", TOLD[o.budget], f"{o.steps:,}",
+            _interval(m.tau_chain, 2), _interval(m.tau, 2), speedup,
+        ])  # fmt: skip
+    headings = ["drafter", "data", "tokens", "budget", "steps", "tau of a chain", "tau", "speed-up"]
+    shown = bare_table(headings, rows)
+    shown.title = f"acceptance against data: {result.target}, tree {result.study.tree}, T {result.study.temperature:g}"
     return shown
 
 
@@ -108,8 +110,8 @@ def _panel(axes: Axes, result: StudyResult, budget: Budget, figure: Panel) -> No
     axes.legend(frameon=False)
 
 
-def _interval(found: Interval) -> str:
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+def _interval(found: Interval, digits: int = 3) -> str:
+    return f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
 
 
 def _signed(found: Interval) -> str:
