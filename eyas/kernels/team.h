@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include <ATen/Parallel.h>
@@ -46,21 +48,27 @@ class Team {
       visit(begin, std::min(count, begin + chunk));
   }
 
-  // Until all threads are here: a short spin, then sleep, so that a thread without a core can have this one's.
+  // Until all threads are here: a short spin, then sleep, so that a thread without a core can have this one's. The round is
+  // counted up under the lock that sleepers hold while they look at it: `std::atomic::notify_all` may overlook one who
+  // falls asleep just then (its look at the waiters is not ordered after the store), and such a team stood still for ever.
   void wait() {
     if (threads_ == 1) return;
     const int round = common_.round.load(std::memory_order_relaxed);
     if (common_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
       common_.arrived.store(0, std::memory_order_relaxed);
-      common_.round.store(round + 1, std::memory_order_release);
-      common_.round.notify_all();
+      {
+        const std::lock_guard<std::mutex> lock(common_.mutex);
+        common_.round.store(round + 1, std::memory_order_release);
+      }
+      common_.sleepers.notify_all();
       return;
     }
     for (int i = 0; i < kSpins; ++i) {
       if (common_.round.load(std::memory_order_acquire) != round) return;
       pause();
     }
-    common_.round.wait(round, std::memory_order_acquire);
+    std::unique_lock<std::mutex> lock(common_.mutex);
+    common_.sleepers.wait(lock, [&] { return common_.round.load(std::memory_order_acquire) != round; });
   }
 
  private:
@@ -74,6 +82,8 @@ class Team {
     Count taken[kSteps];
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<int> round{0};
+    std::mutex mutex;
+    std::condition_variable sleepers;
   };
 
   Team(Common& common, int64_t threads) : common_(common), threads_(threads) {}
