@@ -56,7 +56,7 @@ def _by_drafter(race: RaceReport) -> Iterator[RenderableType]:
     for number, chosen in enumerate(([r for r in rows if r[0] in FIRST], [r for r in rows if r[0] not in FIRST])):
         by_drafter = zip(race.drafters, *(cells for _, cells in chosen), strict=True)
         yield from [""] * number
-        yield bare_table(["", *(label for label, _ in chosen)], by_drafter)
+        yield bare_table(["", *(label.replace(" ", "\n") for label, _ in chosen)], by_drafter)
 
 
 def _by_depth(drafters: dict[str, Figures], beside: bool) -> Table:

@@ -30,6 +30,7 @@ from eyas.bench.sweep_table import sweep_table
 from eyas.bench.training_log import read_training_log
 from eyas.cli.bench_server import bench_server, refuse_ignored
 from eyas.cli.options import TargetChoice, takes_target
+from eyas.cli.output import stdout
 from eyas.decoding.sampling import SamplingParams
 from eyas.decoding.static_tree import parse_tree
 from eyas.errors import EyasError
@@ -155,7 +156,7 @@ def bench(
     loaded = target.load(taps_of(contestants))
     items = gather(loaded, names, suites, prompts or [], held_out=held_out, held_out_seed=held_out_seed, limit=limit)
     plan = replace(plan, items=items)
-    console = Console(highlight=False)
+    console = stdout()
     if swept is not None:
         report = run_sweep(loaded, swept, tree or None, plan, exact=exact, path=json, fresh=fresh, elsewhere=elsewhere)
     else:
@@ -177,7 +178,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="report of the later run")],
 ) -> None:
     """Say what changed between two reports beyond noise, for every temperature and batch size that both have."""
-    Console(highlight=False).print(comparison_table(compare_reports(first, second)))
+    stdout().print(comparison_table(compare_reports(first, second)))
 
 
 @app.command()
@@ -197,7 +198,7 @@ def show(
     if markdown:
         typer.echo(as_markdown(found), nl=False)
     else:
-        _show(Console(highlight=False), found)
+        _show(stdout(), found)
 
 
 def _race_by_race(console: Console) -> Callable[[RaceReport], None]:

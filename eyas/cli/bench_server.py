@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from eyas.bench.items import Item
 from eyas.bench.live.run import levels_of, measure_server
 from eyas.bench.live.show import table, write_html
+from eyas.cli.output import stdout
 from eyas.decoding.sampling import SamplingParams
 from eyas.errors import EyasError
 
@@ -36,7 +36,7 @@ def bench_server(
     """Measure the live server `url` and show the report."""
     levels = levels_of(concurrency, len(items))
     report = measure_server(url, items, params, levels, baseline=baseline, model=model, key=key)
-    Console(highlight=False).print(table(report))
+    stdout().print(table(report))
     if json:
         report.write(json)
     if html:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from eyas.cli.options import TargetChoice, TargetSpec
+from eyas.cli.output import stdout
 from eyas.data.samples import read_responses
 from eyas.doctor.check import check_head, load_target
 from eyas.doctor.readings import ENGINES
@@ -35,5 +35,5 @@ def check(
     checkup = check_head(head, model, engines=engine or tuple(ENGINES), texts=given)
     if json:
         write_text(json, writer.dumps(checkup.as_json(), indent=1))
-    Console(highlight=False).print(screen(checkup))
+    stdout().print(screen(checkup))
     raise typer.Exit(0 if checkup.healthy else 1)

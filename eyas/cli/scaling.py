@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
 from eyas.cli.options import Force, TargetChoice, Yes, consent, takes_target
+from eyas.cli.output import stdout
 from eyas.data.texts import training_texts
 from eyas.errors import EyasError, first_fault
 from eyas.progress import console
@@ -73,7 +73,7 @@ def scaling(
     except KeyboardInterrupt:
         console.print(f"stopped; the study is kept in {out}, run the same command again to go on", markup=False)
         raise typer.Exit(130) from None
-    page = Console(highlight=False)
+    page = stdout()
     page.print(table(result))
     for sentence in sentences(result):
         page.print(sentence, markup=False)
