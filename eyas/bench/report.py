@@ -113,7 +113,8 @@ def title(race: RaceReport) -> Text:
 def summary(report: Report) -> RenderableType:
     """All races of a report in one table: speed-up and tau of every drafter, and whether its tokens were plain's; then tau and
     speed-up by suite."""
-    rows, by_suite = [], []
+    rows: list[list[str]] = []
+    by_suite: list[RenderableType] = []
     for race in report.races:
         cell = [f"{race.cell[0]:g}", str(race.cell[1])]
         for name, f in race.drafters.items():
@@ -138,15 +139,13 @@ def markdown(report: Report) -> str:
     """The report for a page of Markdown: a table of drafters and suites for every race, what it depends on, the command."""
     parts = []
     for race in report.races:
-        headings, cells = ["drafter", "tau", "speed-up", "tokens identical"], {name: [] for name in race.speculative}
+        headings = ["drafter", "tau", "speed-up", "tokens identical"]
+        cells: dict[str, list[str]] = {name: [] for name in race.speculative}
         suites = suite_rows(race)
         if suites:
             headings += suites[0][1:]
-            cells = {name: parts for name, *parts in suites[1]}
-        rows = [
-            [name, (told := _told(f))["tau"], told["speedup"], told["same"], *cells[name]]
-            for name, f in race.speculative.items()
-        ]
+            cells = {name: told for name, *told in suites[1]}
+        rows = [[name, span(f.tau, ""), span(f.speedup), f.same, *cells[name]] for name, f in race.speculative.items()]
         parts += [f"### {title(race)}", markdown_table(headings, rows), "\n".join(footnotes(race))]
     return "\n\n".join([*parts, *(f"```\n{command}\n```" for command in report.commands)]) + "\n"
 

@@ -49,7 +49,7 @@ def table(result: StudyResult) -> Table:
 def sentences(result: StudyResult) -> list[str]:
     """What the curves say: what a doubling of the data brings, on average and the last time, what more would take, and how far
     the drafters are apart."""
-    told = []
+    told: list[str] = []
     for budget in get_args(Budget):
         for drafter in result.study.drafters:
             told += _growth(result, drafter, budget)
@@ -64,7 +64,8 @@ def sentences(result: StudyResult) -> list[str]:
 
 
 def _growth(result: StudyResult, drafter: DrafterName, budget: Budget) -> Iterator[str]:
-    for figure, what in (("tau_chain", "a chain's tau"), ("tau", "tau of decoding")):
+    named: dict[Literal["tau_chain", "tau"], str] = {"tau_chain": "a chain's tau", "tau": "tau of decoding"}
+    for figure, what in named.items():
         curve = result.curve(drafter, budget, figure)
         if curve is None:
             continue
