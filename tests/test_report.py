@@ -144,7 +144,7 @@ def test_table_tells_of_differing_tokens_and_many_drafters(report: RaceReport) -
     shown = printed(table(worse), 100)
     assert re.search(r"^other7 .* no: 2 of 3 differ .*\d\.\d\d \[", shown, re.MULTILINE)
     assert re.search(r"^ +target .* peak *\n +forwards .* memory *$", shown, re.MULTILINE)
-    assert "…" not in printed(table(worse), 80).split("accepted at depth")[0]
+    assert "…" not in printed(table(worse), 100).split("accepted at depth")[0]
     shown = printed(table(worse))
     assert "no: 2 of 3 differ" in shown
     assert "n-alpha, other" in shown
