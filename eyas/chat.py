@@ -44,6 +44,11 @@ class Sample:
     conversation: str = ""
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens before the first that the target wrote; all of them where it wrote none."""
+        return tuple(self.ids[: self.spans[0][0]] if self.spans else self.ids)
+
+    @property
     def supervised(self) -> int:
         """The number of supervised tokens."""
         return sum(end - start for start, end in self.spans)

@@ -110,7 +110,7 @@ def _answered(path: Path, target: Known, suite: str, held_out: float | None, see
     read = open_responses(path, fingerprint=target.fingerprint, vocab_size=target.vocab_size)
     report_bad(read.bad)
     samples = read.samples if held_out is None else held_out_split(read.samples, held_out, seed=seed)[1]
-    return [Item(s.id, suite, s.category or suite, ids=tuple(s.ids[: s.spans[0][0]])) for s in samples]
+    return [Item(s.id, suite, s.category or suite, ids=s.prompt) for s in samples]
 
 
 def _item(prompt: Prompt, suite: str) -> Item:

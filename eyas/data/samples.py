@@ -194,11 +194,11 @@ def statistics(samples: Iterable[Sample]) -> Statistics:
 def _names_of_prompts(samples: Sequence[Sample]) -> list[str]:
     """For every sample a name of what it asks; rows of one conversation are called after the first of its prompts."""
     conversations = [sample.conversation or sample.id for sample in samples]
-    prompts: dict[str, tuple[int, list[int]]] = {}  # by conversation: the shortest, with its length
+    prompts: dict[str, tuple[int, ...]] = {}  # by conversation: the shortest
     for sample, name in zip(samples, conversations, strict=True):
-        end = sample.spans[0][0] if sample.spans else len(sample.ids)
-        prompts[name] = min(prompts.get(name, (end, sample.ids[:end])), (end, sample.ids[:end]))
-    names = {conversation: content_id(prompt) for conversation, (_, prompt) in prompts.items()}
+        prompt = sample.prompt
+        prompts[name] = min(prompts.get(name, prompt), prompt, key=lambda ids: (len(ids), ids))
+    names = {conversation: content_id(prompt) for conversation, prompt in prompts.items()}
     return [names[conversation] for conversation in conversations]
 
 

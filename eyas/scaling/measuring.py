@@ -59,7 +59,7 @@ def measure_head(folder: str, target: Target, features: Path, test: Sequence[Sam
     by_text = [measure(head, [Batch.of([text])], depth) for text in texts]
     chains = [[*one.offered, *one.accepted] for one in by_text]
 
-    prompts = [tuple(s.ids[: s.spans[0][0]]) for s in test[: study.answers]]
+    prompts = [s.prompt for s in test[: study.answers]]
     items = [Item(str(number), "test", "test", ids=prompt) for number, prompt in enumerate(prompts)]
     params = SamplingParams(max_new_tokens=study.tokens, temperature=study.temperature, seed=study.seed)
     length = max(map(len, prompts)) + study.tokens

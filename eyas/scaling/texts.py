@@ -27,15 +27,11 @@ class NestedTexts:
         fitting = [s for s in samples if len(s.ids) <= max_length and s.supervised > 1]
         random.Random(seed).shuffle(fitting)
         held, rest = fitting[: choose + test], fitting[choose + test :]
-        asked = {_prompt(s) for s in held}
-        learn = [s for s in rest if _prompt(s) not in asked]
+        asked = {s.prompt for s in held}
+        learn = [s for s in rest if s.prompt not in asked]
         if len(learn) < largest:
             raise EyasError(
                 f"the study needs {largest + choose + test} texts of at most {max_length} tokens ({largest} to learn from), "
                 f"the data have {len(held) + len(learn)}; give more answers, a smaller --texts, or a larger --max-length"
             )
         return cls(learn[:largest], held[test:], held[:test])
-
-
-def _prompt(sample: Sample) -> tuple[int, ...]:
-    return tuple(sample.ids[: sample.spans[0][0]])

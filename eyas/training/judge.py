@@ -27,7 +27,7 @@ class EngineJudge:
     @classmethod
     def of(cls, target: Target, samples: Sequence[Sample], count: int, max_new_tokens: int, tree: TreeShape) -> EngineJudge:
         """A judge on the prompts of the first `count` of `samples` that leave the target room to answer."""
-        prompts = [tuple(s.ids[: s.spans[0][0]]) for s in samples]
+        prompts = [s.prompt for s in samples]
         fitting = [p for p in prompts if 0 < len(p) <= target.max_length - max_new_tokens]
         return cls(target, tuple(fitting[:count]), max_new_tokens, tree)
 
